@@ -88,8 +88,8 @@ async def tried(kind: str, url: str, model: CausalModel, folder: Path) -> dict[s
                 publication = await publisher.publish(version)
                 out[name] = {
                     "update_s": time.perf_counter() - began,
-                    "probe_nats": publication.probe_nats,
-                    "proven_share": publication.proven_share,
+                    "probe_nats": publication.proof.probe_nats,
+                    "proven_share": publication.proof.memory_share,
                 } | await replies_and_logprobs(pool, backend, model.vocab_size)
         finally:
             await pool.close()

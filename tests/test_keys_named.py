@@ -34,6 +34,7 @@ NO_SETTINGS = {
     *("model.safetensors", "model.safetensors.index.json", "batch.safetensors", "tie_word_embeddings", "attention_dropout"),  # a model's
     *("k", "n", "c", "x", "pid", "ppid", "state", "lstart", "loss_mask"),
     *("value", "max"),  # HTML's
+    *("version", "charset"),  # a content type's
     *("critic.model.override_config",),  # verl's
     *("function", "parameter", "string", "to"),  # written in tool calls
     *("core", "size", "nr_inodes", "uid", "gid", "subset", "status"),  # options of ulimit and mount; a shell's variable

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,7 +37,7 @@ from whet.threads import ThreadWatch
 from whet.train.batching import due
 from whet.train.learners import Learners, Update
 from whet.train.recorded import numbers_of
-from whet.types import JSON, Group, Progress, Sample
+from whet.types import JSON, Group, Progress, Proof, Sample
 
 T = TypeVar("T")
 
@@ -228,7 +228,8 @@ async def train_rl(run: RolloutRun) -> dict[str, float]:
         run.rollouts.on_trained()
         found = {**merge_metrics(taken.metrics, left_out), **credit, **run.engine_metrics(), **published.metrics()}
         with phases.span("record"):
-            await run.compute(lambda: record(run, progress, taken, samples, batch, update))  # noqa: B023
+            proofs = run.publisher.proofs
+            await run.compute(lambda: record(run, progress, taken, samples, batch, update, proofs))  # noqa: B023
         values = log_update(run, progress, taken, update, found)
         async with between_updates(run, progress):
             values |= await ask_further(run, progress, taken, values)
@@ -308,7 +309,13 @@ async def roll_out(run: RolloutRun, progress: Progress) -> RolloutResult:
 
 
 def record(
-    run: RolloutRun, progress: Progress, taken: RolloutResult, samples: Sequence[Sample], batch: TrainBatch, update: Update
+    run: RolloutRun,
+    progress: Progress,
+    taken: RolloutResult,
+    samples: Sequence[Sample],
+    batch: TrainBatch,
+    update: Update,
+    proofs: Mapping[int, Proof],
 ) -> None:
     """Hand every token of the rollout before `progress` to the records' thread. Waits if that is too far behind.
 
@@ -318,7 +325,8 @@ def record(
     records, rollout_id = run.observer.records, progress.rollout_id - 1
     if records is not None and records.due(rollout_id):
         oldest = progress.version - 1 - run.recipe.max_staleness
-        records.write(rollout_id, [*taken.groups, *taken.dropped], samples, numbers_of(batch, samples, update, oldest))
+        numbers = replace(numbers_of(batch, samples, update, oldest), proofs=proofs)
+        records.write(rollout_id, [*taken.groups, *taken.dropped], samples, numbers)
 
 
 def log_update(run: RolloutRun, progress: Progress, taken: RolloutResult, update: Update, found: Metrics) -> dict[str, float]:
@@ -365,7 +373,7 @@ async def evaluate_if_due(run: RolloutRun, progress: Progress) -> None:
                 groups = await run.stop.unless(chosen.play(run.seed))
         run.observer.failures(groups)
         played[chosen.name] = groups
-        values.update(flatten(chosen.summarise(progress.rollout_id, groups)))
+        values.update(flatten(chosen.summarise(progress.rollout_id, groups, run.publisher.proofs)))
     run.observer.trackers[0].log(progress.rollout_id, values)
     run.evaluated.after, run.evaluated.values = progress.rollout_id, values
     best = run.checkpoint.best

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from whet.checkpoint.config import CheckpointConfig
-from whet.checkpoint.run_state import RunState, SavedModels
+from whet.checkpoint.run_state import PROOFS, RunState, SavedModels
 from whet.checkpoint.store import CheckpointStore
 from whet.types import Progress
 
@@ -85,3 +85,22 @@ def test_a_run_that_was_stopped_before_it_learned_anything_binds_no_other(tmp_pa
     assert again.resume() == Progress()
     assert (data.value, plays.value) == ((3, 3) if taken_up else (0, 0))
     assert log.cut == 0 and ("begins afresh" in notes[0]) != taken_up
+
+
+class Loadable(Weights):
+    def load(self, folder, *, weights, optimizer):
+        assert (folder / "weights").exists() and weights and optimizer
+
+
+def test_proofs_come_back_and_are_no_reason_to_save(tmp_path):
+    def state(value):
+        store, proofs = CheckpointStore(tmp_path / "checkpoints", CheckpointConfig()), Count(value)
+        models = SavedModels(Loadable())  # type: ignore[arg-type]
+        return RunState(store, models, Lines(), parts={}, others={PROOFS: proofs}, config="", facts={}, note=print), proofs
+
+    (made, proofs), progress = state(1), Progress(1, 1, 1)
+    assert made.save(progress, {}) is not None
+    proofs.value = 2
+    assert made.save(progress, {}) is None
+    again, proofs = state(5)
+    assert again.resume() == progress and proofs.value == 1

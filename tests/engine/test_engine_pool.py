@@ -22,7 +22,7 @@ from whet.engine.pool.proof import in_time
 from whet.engine.pool.reply import HANDOVER_TOKENS, PooledReply
 from whet.engine.pool.weights import WeightSync
 from whet.transport.base import Stream
-from whet.types import Chunk, Finish, Request, SamplingParams, Scored
+from whet.types import Chunk, Finish, Proof, Request, SamplingParams, Scored
 
 QUICK = Supervision(
     restarts=2,
@@ -558,7 +558,11 @@ def test_members_whose_machines_round_otherwise_agree(apart):
         await read(pool, asked("r"))
         if apart == apart:
             await until(lambda: pool.slots[0].state is State.SERVING)
-            assert (await pool.score((1, 2))).logprobs == (6.0 + apart,)
+            assert pool.later_proof == Proof(True, 1.0, pytest.approx(apart)), "compared with the others"
+            scored = await pool.score((1, 2))
+            assert scored.logprobs == (6.0 + apart,) and [each.logprobs for each in scored.members] == [(6.0 + apart,), (6.0,)]
+            await pool.update(Stream([("w", "third")]), 2)
+            assert pool.later_proof is None, "all took the new version over together"
         else:
             await until(lambda: pool.slots[0].state is State.GIVEN_UP)
 

@@ -70,7 +70,7 @@ def test_shared_weights_are_proven_without_moving():
     published, version = publish(trainer, trainer, shares=True, version=7)
     assert published.receipt.version == version == 7
     assert published.receipt.wire.items() <= published.receipt.resident.items()
-    assert 0 <= published.probe_nats < 1e-4
+    assert 0 <= published.proof.probe_nats < 1e-4
 
 
 def test_a_copy_arrives_whole():

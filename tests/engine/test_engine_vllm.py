@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -15,6 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.engine.engine_setup import DEADLINE_S, reply_to
+from tests.engine.http_member import score_of
 from tests.engine.test_engine_conformance import model
 from tests.engine.vllm_server import LONGEST, FakeVllm, VllmPool, letters
 from whet.engine.base import EngineFailed, EngineLost, EngineRefused, StaleCache
@@ -24,12 +26,13 @@ from whet.engine.servers.http import KEY, HttpServer
 from whet.engine.servers.start import ServerAt, ServerStarter
 from whet.engine.servers.wire import seed_of
 from whet.engine.vllm.start import OWN_ARGS, Vllm
+from whet.observe.metrics import flatten
 from whet.settings.rl import RunConfig
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.transport.base import BroadcastTicket, DiskTicket
 from whet.transport.folder import FolderWriter
-from whet.types import Finish, Grammar, Request, SamplingParams
+from whet.types import Finish, Grammar, Proof, Request, SamplingParams
 
 PROMPT = (1, 2, 3)
 
@@ -378,6 +381,79 @@ def test_a_stale_head_behind_right_digests_is_found_by_the_probe():
     """All routes answer 200 and all digests agree; the score alone shows it."""
     with pytest.raises(SyncError, match=r"scores the probe .* nats away from the trainer"):
         publish_all(VllmPool(model(), 1), 1)  # the fake's scores are not the trainer's
+
+
+class Agreeing(EnginePublisher):
+    """A publisher whose trainer scores as the first fake server does."""
+
+    def _score(self):
+        return list(score_of(self._engine.servers[0]._digests, self._probe).logprobs)
+
+
+def proven(pool):
+    """What the pool's servers proved of version 1, by a publication and in the table of the run."""
+    trained = model(3)
+
+    async def published():
+        try:
+            made = Agreeing(TorchBackend(trained, TrainConfig(), total_steps=1), trained, pool, ThreadPoolExecutor(1))
+            publication = await made.publish(1)
+            assert made.proofs == {1: publication.proof}
+            return publication
+        finally:
+            await pool.close()
+
+    return run(published())
+
+
+def checksums_of(trained, *names):
+    weights = dict(trained.named_weights())
+    return {f"dp0:pp0:pcp0:tp0:{name}": sha256(weights[name].detach().numpy().tobytes()).hexdigest() for name in names}
+
+
+def test_the_proof_of_a_version_is_that_of_the_server_that_tells_least():
+    pool = VllmPool(model(), 2)
+    norms = ("model.norm.weight", "model.layers.0.input_layernorm.weight")
+    for server in pool.servers:
+        server.checksums = checksums_of(model(3), *norms)
+    pool.servers[1].checksums |= {"dp0:pp0:pcp0:tp0:something.of.its.own": "0", "dp0:pp0:pcp0:tp0:another": "0"}
+    found = proven(pool)
+    assert found.proof == Proof(arrival=True, memory_share=0.5, probe_nats=0.0)
+    metrics = flatten(found.metrics())
+    assert [metrics[f"sync/{name}"] for name in ("proven_arrival", "proven_share", "probe_nats")] == [1.0, 0.5, 0.0]
+    assert found.proof.words() == "arrival compared, 50% of memory compared, probe within 0 nats"
+
+
+def test_servers_without_the_plugin_prove_a_version_by_the_probe_alone():
+    found = proven(VllmPool(model(), 1, plugin=False))
+    assert found.proof == Proof(arrival=False, memory_share=0.0, probe_nats=0.0) and found.proof.words() == "probe within 0 nats"
+    assert flatten(found.metrics())["sync/proven_arrival"] == 0.0
+
+
+def test_a_server_that_took_a_version_over_later_is_within_its_proof():
+    pool = VllmPool(model(), 2)
+    for server in pool.servers:
+        server.checksums = checksums_of(model(3), "model.norm.weight")
+    trained = model(3)
+
+    async def play():
+        try:
+            made = Agreeing(TorchBackend(trained, TrainConfig(), total_steps=1), trained, pool, ThreadPoolExecutor(1))
+            await made.publish(1)
+            assert made.proofs == {1: Proof(True, 1.0, 0.0)}
+            pool.servers[1].die()
+            while len(pool.servers) < 3 or pool.slots[1].state is not State.SERVING:
+                await asyncio.sleep(0.01)
+            kept = made.state()
+            again = Agreeing(made._backend, trained, pool, made._thread)
+            again.restore(kept)
+            return made.proofs, again.proofs
+        finally:
+            await pool.close()
+
+    found, again = run(play())
+    assert found == {1: Proof(True, 0.0, 0.0)}, "the new server has no route that tells what it holds"
+    assert again == found, "a checkpoint holds it"
 
 
 def test_tensors_that_arrive_swapped_are_named_by_their_digests():

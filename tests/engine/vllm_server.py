@@ -79,6 +79,11 @@ class FakeVllm:
         """Routes that it does not have."""
         self.resets = [True]
         """Whether the next resets of the prefix cache succeed; the last one stays."""
+        self.checksums: dict[str, str] | None = None
+        """SHA-256 of each parameter; None: it has no route that tells them."""
+        self.metrics = ""
+        """Text of its `/metrics`."""
+        self.metrics_wait_s = 0.0
         self._digests: dict[str, str] = {}
         self._session = False
         self._loop, up = asyncio.new_event_loop(), threading.Event()
@@ -111,6 +116,7 @@ class FakeVllm:
             "/update_weights": self._update,
             "/finish_weight_update": self._finish,
             "/update_weight_version": self._version,
+            "/weight_checker": self._checker,
         }
         for path, handler in routes.items():
             app.router.add_post(path, handler)
@@ -119,6 +125,7 @@ class FakeVllm:
         for path, answer in answers.items():
             app.router.add_get(path, partial(self._fact, answer))
         app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/weight_info", self._info)
         app.router.add_get("/openapi.json", partial(self._openapi, list(routes)))
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
@@ -251,6 +258,15 @@ class FakeVllm:
                 return web.json_response({"results": [None]})
             case other:
                 return web.json_response({"error": {"message": f"no method {other}", "code": 500}}, status=500)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(self.metrics_wait_s)
+        return web.Response(text=self.metrics) if "/metrics" not in self.missing else web.Response(status=404)
+
+    async def _checker(self, _: web.Request) -> web.Response:
+        if self.checksums is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        return web.json_response({"checksums": self.checksums})
 
     async def _start(self, _: web.Request) -> web.Response:
         if self._session:

@@ -33,6 +33,7 @@ from whet.types import (
     Message,
     Origin,
     Outcome,
+    Proof,
     Rewards,
     Sample,
     Task,
@@ -121,6 +122,7 @@ def test_a_sample_comes_back_as_it_was(tmp_path):
         "label": "5",
         "metadata": None,
         "temperature": 0.7,
+        "proofs": {},
         "value_after": None,
         "prompt": [
             {"role": "system", "content": "Be brief.", "reasoning_content": None, "tool_calls": None},
@@ -245,11 +247,11 @@ def test_a_folder_reads_in_order_whatever_columns_each_file_has(tmp_path):
 
 def test_records_have_a_version_and_one_that_is_not_known_is_refused(tmp_path):
     path = RecordWriter(tmp_path).write(1, GROUPS, [SAMPLE])
-    assert pq.read_schema(path).metadata[b"whet.records_version"] == b"3"
+    assert pq.read_schema(path).metadata[b"whet.records_version"] == b"4"
     table = pq.read_table(path)
-    for version in (b"4", b"0", b"two"):
+    for version in (b"5", b"0", b"two"):
         pq.write_table(table.replace_schema_metadata({b"whet.records_version": version}), path)
-        what = rf"rollout_000001.parquet has records of version '{version.decode()}'; this whet reads versions 1 to 3"
+        what = rf"rollout_000001.parquet has records of version '{version.decode()}'; this whet reads versions 1 to 4"
         for read in (lambda: read_table(path), lambda: read_table(path.parent), lambda: list(read_trajectories(str(path)))):
             with pytest.raises(ValueError, match=what):
                 read()
@@ -267,6 +269,20 @@ def test_records_without_a_version_are_of_version_1_and_read_with_newer_ones(tmp
     assert [{**row, "rollout_id": 1, "file": new.name} for row in index[:3]] == index[3:]
     assert [row["notes"] for row in read_records(old.parent)] == [None] * 3 + [[]] * 3
     assert [(t.id, t.stop) for t in read_trajectories(str(old.parent))] == 2 * [(t.id, None) for g in GROUPS for t in g.trajectories]
+
+
+def test_each_row_has_the_proof_of_the_versions_that_sampled_it(tmp_path):
+    proofs = {5: Proof(True, 0.75, 1e-7), 6: Proof(True, 1.0, 2e-7), 99: Proof()}
+    mixed = replace(SAMPLE, versions=(UNSAMPLED, UNSAMPLED, 5, 6, UNSAMPLED, 7))
+    path = RecordWriter(tmp_path).write(0, GROUPS, [mixed], RolloutNumbers(proofs=proofs))
+    (first, failed, empty) = (row["proofs"] for row in read_records(path))
+    compared = {"arrival": True, "memory_share": 0.75, "probe_nats": 1e-7}
+    assert first == {5: compared, 6: {"arrival": True, "memory_share": 1.0, "probe_nats": 2e-7}}, "nobody knows that of version 7"
+    assert failed == {5: compared} and empty == {}, "a trajectory without a sample has the versions of its turns"
+    old = pq.read_table(path).drop_columns(["proofs"])
+    older = path.with_name("rollout_000001.parquet")
+    pq.write_table(old.replace_schema_metadata({b"whet.records_version": b"3"}), older)
+    assert [row["proofs"] for row in read_records(tmp_path / "rollouts")] == [first, failed, empty, None, None, None]
 
 
 def test_samples_of_a_game_have_their_role_and_its_reward(tmp_path):

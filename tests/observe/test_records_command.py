@@ -13,7 +13,7 @@ from tests.observe.test_records import FAILED, GROUPS, SAMPLE, SOLVED, TASK, num
 from whet.cli import main
 from whet.observe.records import RecordWriter
 from whet.observe.retention import RecordsConfig
-from whet.types import Group, Outcome, Rewards
+from whet.types import Group, Outcome, Proof, Rewards
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,7 @@ def run(tmp_path_factory):
         first_clip=[[float("nan"), float("nan"), 0, 1, float("nan"), 10]],
         first_ratio=[[float("nan"), float("nan"), 1.0, 1.5, float("nan"), float("nan")]],
     )
+    found = replace(found, proofs={5: Proof(True, 0.5, 2.5e-7)})
     records = RecordWriter(folder, config_hash="abc123")
     records.write(0, GROUPS, [SAMPLE], found)
     cut = replace(SOLVED, id="train:3/5", outcome=Outcome.TRUNCATED, rewards=Rewards(2.0))
@@ -86,6 +87,7 @@ def test_a_list_has_what_is_known_of_each_trajectory(whet, run):
 def test_a_trajectory_is_shown_with_its_tokens(whet, run):
     status, out, _ = whet(run, "--trajectory", "train:3/0")
     assert status == 0
+    assert "arrival compared, 50% of memory compared, probe within 2.5e-07 nats" in " ".join(out.split())
     for words in ("reward: math", "5 equals 5", "abc123", "two and three 5", "2+3?", "add"):
         assert words in out
     tokens = [line.split() for line in out[out.index("tokens\n") :].splitlines()[1:]]

@@ -87,7 +87,7 @@ def test_a_server_in_int4_computes_with_what_was_written_and_is_proven_to_hold_i
     model = trained(folder, seed=3)
     pool = pool_of(member, model, quantization, versions)
     found = publish(pool, model, 1)
-    assert 0 < found.probe_nats < quantization.nats and 0 < found.proven_share < 1
+    assert 0 < found.proof.probe_nats < quantization.nats and 0 < found.proof.memory_share < 1
     assert found.receipt.sent is not None and found.receipt.members[0].wire == found.receipt.sent
     assert any(name.endswith("weight_packed") for name in found.receipt.sent)
 
@@ -109,7 +109,7 @@ def test_a_server_in_int4_computes_with_what_was_written_and_is_proven_to_hold_i
 def test_quantized_weights_come_by_broadcast_too(folder, member, quantization, tmp_path):
     model = trained(folder, seed=5)
     found = publish(pool_of(member, model, quantization, tmp_path, "broadcast"), model, 2)
-    assert 0 < found.probe_nats < quantization.nats and found.receipt.members[0].wire == found.receipt.sent
+    assert 0 < found.proof.probe_nats < quantization.nats and found.receipt.members[0].wire == found.receipt.sent
 
 
 @pytest.mark.parametrize("transport", ["disk", "broadcast"])

@@ -204,8 +204,8 @@ def test_new_weights_are_proven_by_what_arrived_and_by_the_probe(member, folder,
     publication = publish(pool, model, version)
     (receipt,) = publication.receipt.members
     assert receipt.wire is not None and set(receipt.wire) == {name for name, _ in model.named_weights()}
-    assert 0 < publication.proven_share < 1, "norms and embeddings are as they were loaded; this build packs the linear layers"
-    assert publication.probe_nats < 1e-4, "the head, which is tied to the embeddings, is new, too"
+    assert 0 < publication.proof.memory_share < 1, "norms and embeddings are as they were loaded; this build packs the linear layers"
+    assert publication.proof.probe_nats < 1e-4, "the head, which is tied to the embeddings, is new, too"
 
     async def play():
         return await chunks_of(member, Request(f"after {version}", PROMPT, SamplingParams(20, seed=1)))

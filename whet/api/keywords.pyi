@@ -307,6 +307,8 @@ class LossTable(TypedDict, total=False):
 class ObserveTable(TypedDict, total=False):
     trackers: Sequence[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"] | str | Callable[..., Any]]
     """Receivers of metrics and replies besides the run's folder: tensorboard, wandb, trackio, swanlab, mlflow, or an import reference to a callable `(run_dir: Path, config: dict) -> Tracker` (docs/extending.md)."""
+    prometheus: str | None
+    """Address on this machine (`127.0.0.1:9400`; port 0: a free one) at which GET /metrics answers a Prometheus scrape: the run's newest metrics, the state of the engine's members, and the servers' own metrics. Unset: none."""
     show: int
     """Replies of each rollout and evaluation that are printed with their rewards, from the best to the worst (`--show N`)."""
     display: Literal["auto", "rich", "plain", "none"]
@@ -677,6 +679,8 @@ class TrainSettings(TypedDict, total=False):
     """Display, trackers and records."""
     observe__trackers: Sequence[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"] | str | Callable[..., Any]]
     """Receivers of metrics and replies besides the run's folder: tensorboard, wandb, trackio, swanlab, mlflow, or an import reference to a callable `(run_dir: Path, config: dict) -> Tracker` (docs/extending.md)."""
+    observe__prometheus: str | None
+    """Address on this machine (`127.0.0.1:9400`; port 0: a free one) at which GET /metrics answers a Prometheus scrape: the run's newest metrics, the state of the engine's members, and the servers' own metrics. Unset: none."""
     observe__show: int
     """Replies of each rollout and evaluation that are printed with their rewards, from the best to the worst (`--show N`)."""
     observe__display: Literal["auto", "rich", "plain", "none"]
@@ -1275,6 +1279,8 @@ class SftSettings(TypedDict, total=False):
     """Display, trackers and records."""
     observe__trackers: Sequence[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"] | str | Callable[..., Any]]
     """Receivers of metrics and replies besides the run's folder: tensorboard, wandb, trackio, swanlab, mlflow, or an import reference to a callable `(run_dir: Path, config: dict) -> Tracker` (docs/extending.md)."""
+    observe__prometheus: str | None
+    """Address on this machine (`127.0.0.1:9400`; port 0: a free one) at which GET /metrics answers a Prometheus scrape: the run's newest metrics, the state of the engine's members, and the servers' own metrics. Unset: none."""
     observe__show: int
     """Replies of each rollout and evaluation that are printed with their rewards, from the best to the worst (`--show N`)."""
     observe__display: Literal["auto", "rich", "plain", "none"]
@@ -1465,6 +1471,8 @@ class DpoSettings(TypedDict, total=False):
     """Display, trackers and records."""
     observe__trackers: Sequence[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"] | str | Callable[..., Any]]
     """Receivers of metrics and replies besides the run's folder: tensorboard, wandb, trackio, swanlab, mlflow, or an import reference to a callable `(run_dir: Path, config: dict) -> Tracker` (docs/extending.md)."""
+    observe__prometheus: str | None
+    """Address on this machine (`127.0.0.1:9400`; port 0: a free one) at which GET /metrics answers a Prometheus scrape: the run's newest metrics, the state of the engine's members, and the servers' own metrics. Unset: none."""
     observe__show: int
     """Replies of each rollout and evaluation that are printed with their rewards, from the best to the worst (`--show N`)."""
     observe__display: Literal["auto", "rich", "plain", "none"]
@@ -1667,6 +1675,8 @@ class RewardModelSettings(TypedDict, total=False):
     """Display, trackers and records."""
     observe__trackers: Sequence[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"] | str | Callable[..., Any]]
     """Receivers of metrics and replies besides the run's folder: tensorboard, wandb, trackio, swanlab, mlflow, or an import reference to a callable `(run_dir: Path, config: dict) -> Tracker` (docs/extending.md)."""
+    observe__prometheus: str | None
+    """Address on this machine (`127.0.0.1:9400`; port 0: a free one) at which GET /metrics answers a Prometheus scrape: the run's newest metrics, the state of the engine's members, and the servers' own metrics. Unset: none."""
     observe__show: int
     """Replies of each rollout and evaluation that are printed with their rewards, from the best to the worst (`--show N`)."""
     observe__display: Literal["auto", "rich", "plain", "none"]

@@ -26,7 +26,8 @@ from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.room import with_cache
 from whet.engine.embedded.tokenizer import EngineTokenizer
 from whet.engine.pool.member import Incident, OnIncident
-from whet.engine.pool.pool import print_incident
+from whet.engine.pool.pool import EnginePool, print_incident
+from whet.engine.scrape import PoolSource
 from whet.env.build import TOOL_ENVS, EnvConfig, build_env_factory
 from whet.env.resources import Resources, print_warning
 from whet.evaluate.config import EvaluationSetConfig
@@ -36,6 +37,7 @@ from whet.loop import Observer
 from whet.model.causal import CausalModel, load_causal, pick_device, torch_thread
 from whet.observe.build_display import build_display
 from whet.observe.display import Headline
+from whet.observe.prometheus import PrometheusTracker
 from whet.observe.records import RecordThread, RecordWriter
 from whet.observe.spans import Phases
 from whet.observe.trackers import JsonlTracker, build_trackers
@@ -348,14 +350,26 @@ def build_observer(config: BaseRunConfig, session: OpenRun, headlines: tuple[Hea
     """Build display, trackers and records of a run."""
     console = build_display(config.observe.display, headlines)
     display = LoggedDisplay(console, session.journal, headlines)
-    trackers = build_trackers(config.observe, session.folder, config.model_dump(mode="json"))
     writer = RecordWriter(session.folder, config.observe.records, config_hash(config)) if config.observe.records.every else None
     records = RecordThread(writer) if writer is not None else None
+    trackers = build_trackers(config.observe, session.folder, config.model_dump(mode="json"))
+    for tracker in trackers:
+        if isinstance(tracker, PrometheusTracker):
+            display.note(f"Prometheus reads this run's metrics at {tracker.url}")
     phases = Phases(display.phase)
     return Observer(
         display, console, session.journal, trackers, phases, records,
         threads=session.threads, watch=WATCH.get(), num_shown=config.observe.show,
     )  # fmt: skip
+
+
+def expose_engine(observer: Observer, engine: Engine) -> None:
+    """Have scrapes of the run's metrics show the engine's members, if it has any."""
+    if not isinstance(engine, EnginePool):
+        return
+    for tracker in observer.trackers:
+        if isinstance(tracker, PrometheusTracker):
+            tracker.source = PoolSource(engine)
 
 
 def build_run_state(

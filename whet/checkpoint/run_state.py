@@ -22,6 +22,8 @@ from whet.types import JSON, Progress
 STATE = "state.json"
 BINDING = ("config_hash", "code")
 """Facts about a run: what was played before the first update is taken up by a start with the same alone."""
+PROOFS = "proofs"
+"""Name of the state that a publication changes: that it changed alone is no reason to save."""
 
 
 @runtime_checkable
@@ -116,7 +118,7 @@ class RunState:
             self._take_up(saved)
         else:
             progress = self._go_on(saved)
-        self._saved = replace(progress), self._others_state()
+        self._saved = replace(progress), reasons(self._others_state())
         return progress
 
     def due(self, progress: Progress, total: int, metrics: Mapping[str, float]) -> bool:
@@ -127,7 +129,7 @@ class RunState:
         """
         if self._writing is not None and self._writing.done():
             self.wait()
-        return self._store.due(progress.rollout_id, total, metrics) and self._saved != (progress, self._others_state())
+        return self._store.due(progress.rollout_id, total, metrics) and self._saved != (progress, reasons(self._others_state()))
 
     def read(self) -> dict[str, JSON]:
         """The present state without tensors, as a checkpoint holds it."""
@@ -152,7 +154,7 @@ class RunState:
         """
         self.wait()
         state = self.read() if state is None else state
-        others = state["others"]
+        others = reasons(state["others"])
         if self._saved == (progress, others):
             return None
         models, texts = {"": self._policy, **self._models}, {STATE: json.dumps(state), "config.toml": self._config}
@@ -207,7 +209,7 @@ class RunState:
             raise
         self.wait()
 
-    def _others_state(self) -> JSON:
+    def _others_state(self) -> dict[str, JSON]:
         return {name: other.state() for name, other in self._others.items()}
 
     def _go_on(self, saved: Saved) -> Progress:
@@ -232,8 +234,10 @@ class RunState:
             if changed:
                 raise ValueError(f"other {' and '.join(changed)}")
             state = read_state(saved)
+            found = {**state["parts"], **state["others"]}
             for name, part in states.items():
-                part.restore({**state["parts"], **state["others"]}[name])
+                if name in found:  # else it is new with the settings, or with whet
+                    part.restore(found[name])
             self._log.truncate(state["log_offset"])
         except ValueError as error:
             for name, part in states.items():
@@ -276,6 +280,11 @@ class RunState:
         for name, other in self._others.items():
             if name in state:  # else it is new with the settings, and begins afresh
                 other.restore(state[name])
+
+
+def reasons(others: Mapping[str, JSON]) -> dict[str, JSON]:
+    """The states whose change is a reason to save."""
+    return {name: state for name, state in others.items() if name != PROOFS}
 
 
 def write_all(folder: Path, models: Sequence[Callable[[], None]], texts: Mapping[str, str]) -> None:

@@ -21,8 +21,13 @@ and unlikely tokens see several such steps."""
 
 
 def nats_apart(one: Scored, other: Scored) -> float:
-    """Largest difference in nats between two scores of the same tokens; NaN if one of them has a NaN."""
-    found = [abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
+    """Largest difference in nats between two scores of the same tokens, or their members'; NaN if one of them has a NaN."""
+    found = [
+        abs(a - b)
+        for mine in one.members or (one,)
+        for theirs in other.members or (other,)
+        for a, b in zip(mine.logprobs, theirs.logprobs, strict=True)
+    ]
     return max(found, key=lambda each: math.inf if math.isnan(each) else each, default=0.0)
 
 

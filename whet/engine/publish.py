@@ -22,11 +22,13 @@ from whet.core.batch import TrainBatch, batch_of
 from whet.core.nonfinite import NonFinite
 from whet.engine.base import SCORE_TOLERANCE, Engine, EngineFailed, nats_apart
 from whet.engine.layout import Heads, expected
+from whet.engine.pool.pool import EnginePool
+from whet.engine.proofs import ProofTable
 from whet.model.causal import CausalModel
 from whet.model.digest import differences, digests_of
 from whet.observe.metrics import Max, Metrics, Min, Total
 from whet.transport.base import Stream, TransportError
-from whet.types import Receipt, RunFailed, Scored
+from whet.types import JSON, Proof, Receipt, RunFailed, Scored
 from whet.types.columns import Doubles, Ints, Runs
 from whet.types.records import unsampled
 
@@ -61,22 +63,26 @@ class Publication:
     """A version that the engine was proven to hold."""
 
     receipt: Receipt
-    probe_nats: float
-    """Largest difference between the engine's log-probs of a fixed prompt, through its cached decode
-    path, and the trainer's."""
-    proven_share: float
-    """Share of the engine's parameters whose bytes in its own memory were compared with the trainer's, by their number."""
+    proof: Proof
+    """Level of proof, of the member with the weakest. The probe goes through the engine's cached decode path."""
     times: SyncTimes
 
     def metrics(self) -> Metrics:
-        """`sync/...`: seconds by part, bytes that left the trainer's process, the probe."""
+        """`sync/...`: seconds by part, bytes that left the trainer's process, the level of proof."""
         seconds: Metrics = {f"sync/{part}": Total(found) for part, found in asdict(self.times).items()}
-        proof: Metrics = {"sync/probe_nats": Max(self.probe_nats), "sync/proven_share": Min(self.proven_share)}
-        return {**seconds, **proof, "sync/bytes": Total(self.receipt.wire_bytes)}
+        level: Metrics = {"sync/proven_arrival": Min(float(self.proof.arrival)), "sync/proven_share": Min(self.proof.memory_share)}
+        if self.proof.probe_nats is not None:
+            level["sync/probe_nats"] = Max(self.proof.probe_nats)
+        return {**seconds, **level, "sync/bytes": Total(self.receipt.wire_bytes)}
 
 
 class Publisher(Protocol):
     """Brings weights to engines."""
+
+    @property
+    def proofs(self) -> Mapping[int, Proof]:
+        """Proof of each version so far, as far as it is known."""
+        ...
 
     async def publish(self, version: int) -> Publication:
         """Publish the trainer's present weights as `version`.
@@ -152,9 +158,26 @@ class EnginePublisher:
 
     def __init__(self, backend: Trained, model: CausalModel, engine: Engine, thread: Executor) -> None:
         self._backend, self._model, self._engine, self._thread = backend, model, engine, thread
+        self._table = ProofTable()
         self._failed = False
         """True while the engine stays paused because the last version was not proven."""
         self._probe = Ints((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
+
+    @property
+    def proofs(self) -> dict[int, Proof]:
+        """Proof of each version so far; members that took the present one over later are within it."""
+        found, version = self._table.snapshot(), self._engine.version
+        if version in found and isinstance(self._engine, EnginePool):
+            found[version] = found[version].through(self._engine.later_proof)
+        return found
+
+    def state(self) -> JSON:
+        """The proofs by version."""
+        return {str(version): proof.to_json() for version, proof in self.proofs.items()}
+
+    def restore(self, state: JSON) -> None:
+        """Go on with the proofs that `state` gave."""
+        self._table = ProofTable({int(version): Proof.from_json(proof) for version, proof in state.items()})
 
     async def publish(self, version: int) -> Publication:
         began, was_paused = time.perf_counter(), self._engine.paused and not self._failed
@@ -172,6 +195,7 @@ class EnginePublisher:
     async def _proven(self, version: int, paused: float) -> Publication:
         """Published while the engine is paused (since `paused`), and it stays so if this raises."""
         loop = asyncio.get_running_loop()
+        self._table = ProofTable(self.proofs)  # nobody takes the version before over any more
         stream = DigestingStream(self._stream())
         receipt = await self._take_over(stream, version)
         taken_over = time.perf_counter()
@@ -193,7 +217,9 @@ class EnginePublisher:
             prove_s=(proven := time.perf_counter()) - taken_over,
             pause_s=proven - paused,
         )
-        return Publication(receipt, probe_nats, share, times)
+        proof = Proof(all(answer.wire is not None for answer in answers), share, probe_nats)
+        self._table.add(version, proof)
+        return Publication(receipt, proof, times)
 
     def _check(self, answer: Receipt, version: int, sent: Mapping[str, str], held: Mapping[str, str]) -> None:
         for what, mine, digests in (("received", sent, answer.wire), ("holds", held, answer.resident)):

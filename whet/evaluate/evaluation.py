@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from whet.evaluate.passk import pass_at_k
 from whet.observe.metrics import Mean, Metrics, Total
-from whet.observe.records import RecordWriter
+from whet.observe.records import RecordWriter, RolloutNumbers
 from whet.rollout.metrics import require_valid, rollout_metrics
 from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.samples import samples_of_groups, score_of
-from whet.types import Group, Task
+from whet.types import Group, Proof, Task
 
 EVALUATIONS = "evaluations"
 """The folder of evaluation records below a run's folder."""
@@ -33,8 +34,8 @@ class EvaluationSet:
         """Play every task."""
         return await self.runner.play(self.tasks, self.samples_per_prompt, seed)
 
-    def summarise(self, rollout_id: int, groups: Sequence[Group]) -> Metrics:
-        """Record what was played after `rollout_id` rollouts, and sum it up.
+    def summarise(self, rollout_id: int, groups: Sequence[Group], proofs: Mapping[int, Proof] = MappingProxyType({})) -> Metrics:
+        """Record what was played after `rollout_id` rollouts, with the proofs of its versions, and sum it up.
 
         Returns:
             Metrics named `eval/<set>/...`: mean@n (a mean over tasks), pass@k for n and the powers of two below, lengths, outcomes.
@@ -45,7 +46,7 @@ class EvaluationSet:
         """
         require_valid(groups, f"evaluation {self.name}")
         if self.records is not None:
-            self.records.write(rollout_id, groups, samples_of_groups(groups))
+            self.records.write(rollout_id, groups, samples_of_groups(groups), RolloutNumbers(proofs=proofs))
         return {f"eval/{self.name}/{key}": value for key, value in self._summary(groups).items()}
 
     def _summary(self, groups: Sequence[Group]) -> Metrics:

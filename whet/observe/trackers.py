@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from whet.config import Config, Reference, call_factory, resolve_callable
 from whet.files import AppendedLines
+from whet.observe.prometheus import PrometheusTracker, address_of
 from whet.observe.retention import RecordsConfig
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ class ObserveConfig(Config):
     trackers: tuple[TrackerPackage | Reference, ...] = ()
     """Receivers of metrics and replies besides the run's folder: tensorboard, wandb, trackio, swanlab, mlflow, or an import reference to a
     callable `(run_dir: Path, config: dict) -> Tracker` (docs/extending.md)."""
+    prometheus: str | None = None
+    """Address on this machine (`127.0.0.1:9400`; port 0: a free one) at which GET /metrics answers a Prometheus scrape: the run's newest
+    metrics, the state of the engine's members, and the servers' own metrics. Unset: none."""
     show: NonNegativeInt = 0
     """Replies of each rollout and evaluation that are printed with their rewards, from the best to the worst (`--show N`)."""
     display: Literal["auto", "rich", "plain", "none"] = "auto"
@@ -77,6 +81,14 @@ class ObserveConfig(Config):
                 key = new.partition("=")[0]
                 raise ValueError(f"{old} is now observe.{key}: write observe.{new.format(values[old])}")
         return values
+
+
+    @field_validator("prometheus")
+    @classmethod
+    def _is_of_this_machine(cls, address: str | None) -> str | None:
+        if address is not None:
+            address_of(address)
+        return address
 
 
 class JsonlTracker:
@@ -154,4 +166,5 @@ def build_trackers(config: ObserveConfig, run_dir: Path, run_config: Mapping[str
             made = f"{reference!r} made an object of type {type(tracker).__name__}"
             raise ValueError(f"observe.trackers: {made}, which has no log() and close()")
         trackers.append(tracker)
-    return [JsonlTracker(run_dir / "metrics.jsonl"), *trackers]
+    exposed = [] if config.prometheus is None else [PrometheusTracker(config.prometheus)]
+    return [JsonlTracker(run_dir / "metrics.jsonl"), *trackers, *exposed]

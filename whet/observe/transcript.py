@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.observe.display import printable
-from whet.types import Message, Trajectory
+from whet.types import Message, Proof, Trajectory
 
 COLOURS = {"system": "35", "user": "36", "prompt": "36", "assistant": "32", "tool": "33"}
 """Colour of each role on a terminal, as the parameter of its escape sequence."""
@@ -56,6 +56,8 @@ class Transcript:
     label: str | None = None
     detail: str = ""
     tokens: Sequence[ShownToken] = ()
+    proofs: Mapping[int, Proof] = field(default_factory=dict[int, Proof])
+    """Proof of each version that sampled its tokens, as far as it is known; they are shown below the tokens."""
 
     @property
     def title(self) -> str:
@@ -81,6 +83,7 @@ class Transcript:
         for place, each in enumerate(self.tokens):
             code = {"model": "32", "environment": "33"}.get(each.origin, "36")
             lines.append(f"  {place:>5}  {painted(repr(each.text)[1:-1].ljust(16), code)}  {each.note()}")
+        lines += [f"  version {version}: {proof.words()}" for version, proof in self.proofs.items()]
         return "\n".join(lines)
 
 
@@ -129,7 +132,14 @@ def recorded(rows: Sequence[Mapping[str, Any]], text_of: Callable[[int], str], *
     return Transcript(
         row["trajectory"], row["outcome"], row["reward"], parts, dict(row["reward_components"] or {}), row["label"],
         row["reward_detail"] or "", [each for row in rows for each in _tokens(row, text_of)] if tokens else (),
+        proofs_of(rows) if tokens else {},
     )  # fmt: skip
+
+
+def proofs_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, Proof]:
+    """The proof of each version that sampled tokens of some rows of the records; none in those of an earlier whet."""
+    found = {version: proof for row in rows for version, proof in (row.get("proofs") or {}).items()}
+    return {version: Proof.from_json(found[version]) for version in sorted(found)}
 
 
 def _written(message: Mapping[str, Any], note: str = "") -> ShownMessage:

@@ -25,6 +25,7 @@ from whet.build.parts import (
     check_answers,
     check_roles,
     evaluation_tasks,
+    expose_engine,
     incidents_of,
     length_of_run,
     prompt_length,
@@ -37,7 +38,7 @@ from whet.build.reward_models import SpreadScores
 from whet.build.rollouts import TRAINING, build_hooks, build_rollouts, check_labels
 from whet.build.session import OpenRun, free_folder, open_run
 from whet.build.trained import is_whole_model, newest_weights
-from whet.checkpoint.run_state import Stateful
+from whet.checkpoint.run_state import PROOFS, Stateful
 from whet.config import dump_toml
 from whet.core.nonfinite import Learner, NonFinite
 from whet.data.own import own_source
@@ -51,7 +52,7 @@ from whet.loop import Evaluated, Observer, RolloutRun, note_failures, train_rl
 from whet.observe.build_display import build_display
 from whet.observe.display import Display
 from whet.observe.metrics import Metric, Metrics, flatten, merge_metrics
-from whet.observe.records import ROLLOUTS, RecordWriter
+from whet.observe.records import ROLLOUTS, RecordWriter, RolloutNumbers
 from whet.rollout.constant import RewardGuard
 from whet.rollout.metrics import new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
@@ -67,7 +68,7 @@ from whet.train.build import build_backend
 from whet.train.controller import LOCAL, Controller, begin_call
 from whet.train.kept import keep_batch
 from whet.train.watchdog import RunStatus
-from whet.types import Group, Task
+from whet.types import Group, Proof, Task
 
 T = TypeVar("T")
 
@@ -113,12 +114,14 @@ def train(
             for changed in record_tools(session.folder, *makes):
                 observer.display.warn(changed)
             policy = learners.policy
+            expose_engine(observer, parts.engine)
             rewards_teach = Need.TEACHER_LOGPROBS not in algorithm.needs
             evaluated, guard = Evaluated(), RewardGuard(config.stop_after_constant_rewards, rewards_teach=rewards_teach)
             wanted = RolloutSpec(plan.prompts_per_rollout, plan.samples_per_prompt, Need.BASELINE in algorithm.needs)
             rollouts = build_rollouts(config, hooks, source, parts.runner, wanted, num_rollouts)
             controller.report_status(lambda: RunStatus(observer.phases.present, rollouts.in_flight))
-            others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "rollouts": rollouts}
+            publisher = EnginePublisher(policy, parts.model, parts.engine, parts.thread)
+            others: dict[str, Stateful] = {"evaluated": evaluated, "rewards": guard, "rollouts": rollouts, PROOFS: publisher}
             if isinstance(algorithm, Stateful):
                 others["algorithm"] = algorithm
             run = RolloutRun(
@@ -127,7 +130,7 @@ def train(
                 rollouts=rollouts,
                 recipe=hooks.recipe,
                 learners=learners,
-                publisher=EnginePublisher(policy, parts.model, parts.engine, parts.thread),
+                publisher=publisher,
                 evaluations=evaluations,
                 evaluate_every=config.evaluate.interval,
                 evaluate_first=config.evaluate.before_training,
@@ -241,7 +244,7 @@ def play_evaluations(
             groups = await session.stop.unless(chosen.play(config.seed))
             note_failures(session.journal, groups)
             warn_failures(console, groups)
-            values.update(flatten(chosen.summarise(0, groups)))
+            values.update(flatten(chosen.summarise(0, groups, {parts.engine.version: Proof()})))  # nobody published these weights
 
     display.start(f"whet evaluate: {session.folder}", len(sets), {"model": measured})
     asyncio.run(with_parts(work(), parts))
@@ -283,7 +286,7 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
                 groups = await parts.runner.play(some, plan.samples_per_prompt, config.seed)
                 warn_failures(display, groups)
                 require_valid(groups, f"prompts {start} to {start + len(some) - 1}")
-                writer.write(i, groups, samples_of_groups(groups))
+                writer.write(i, groups, samples_of_groups(groups), RolloutNumbers(proofs={parts.engine.version: Proof()}))
                 metrics = merge_metrics(metrics, rollout_metrics(groups))
             return metrics
 

@@ -12,6 +12,7 @@ from whet.observe.display import Cell, Display
 from whet.observe.record_query import RecordQuery
 from whet.observe.records.query import choose, config_hash_of, read_chosen, records_folder, write_jsonl
 from whet.observe.records.schema import COMPUTED, SAMPLED
+from whet.observe.transcript import proofs_of
 from whet.types import Origin
 
 LISTED = {
@@ -76,7 +77,7 @@ def show_trajectory(run: Path, query: RecordQuery, display: Display) -> None:
         raise ValueError(f"--columns: there is no per-token column {', '.join(unknown)}; there are {', '.join(known)}")
     rows = table.to_pylist(maps_as_pydicts="strict")
     place = found.slice(len(found) - 1, 1).to_pylist()[0]
-    display.table(f"trajectory {place['trajectory']}", ("", "value"), _facts(rows[0], config_hash_of(folder / place["file"])))
+    display.table(f"trajectory {place['trajectory']}", ("", "value"), _facts(rows, config_hash_of(folder / place["file"])))
     messages = [(message, None) for message in rows[0]["prompt"] or ()] + [(turn, turn) for turn in rows[0]["turns"]]
     display.table("messages", ("role", "text", "finish", "context", "sampled"), [_message(*each) for each in messages])
     text_of = _texts(run)
@@ -91,13 +92,15 @@ def show_trajectory(run: Path, query: RecordQuery, display: Display) -> None:
         display.table(title, ("place", "id", "text", *names), cells)
 
 
-def _facts(row: dict[str, Any], config_hash: str) -> list[tuple[str, Cell]]:
+def _facts(rows: list[dict[str, Any]], config_hash: str) -> list[tuple[str, Cell]]:
+    row = rows[0]
     facts: dict[str, Any] = {name: row[name] for name in ("rollout_id", "task_id", "outcome", "stop", "dropped", "reward", "reward_detail")}
     facts |= {f"reward: {name}": value for name, value in (row["reward_components"] or {}).items()}
     facts |= {name: row.get(name) for name in ("label", "group_size", "group_mean", "group_std", "mean_abs_advantage", "temperature")}
     facts |= {f"seconds: {name}": value for name, value in (row["timings"] or {}).items()}
     if row["error"] is not None:
         facts["error"] = f"{row['error']['kind']} in {row['error']['where']}: {row['error']['message']}"
+    facts |= {f"version {version}": proof.words() for version, proof in proofs_of(rows).items()}
     facts["config hash"] = config_hash[:16] or None
     return [(name, _short(value) if isinstance(value, str) else value) for name, value in facts.items() if value not in (None, "")]
 

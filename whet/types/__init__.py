@@ -1,6 +1,7 @@
 """The records that cross whet's boundaries. Standard library only: every layer may import this one."""
 
 from whet.types.errors import STOPS, RunFailed
+from whet.types.proof import Proof
 from whet.types.records import (
     JSON,
     UNSAMPLED,
@@ -38,6 +39,7 @@ __all__ = [
     "Outcome",
     "Pair",
     "Progress",
+    "Proof",
     "Receipt",
     "ReplyLatency",
     "Request",

@@ -193,6 +193,8 @@ class Scored:
     logprobs: Doubles
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     """The (id, log-prob) of the most likely tokens at the same places, where they were asked for."""
+    members: tuple[Scored, ...] = field(default=(), compare=False, repr=False)
+    """One score per engine copy, for an engine of several copies."""
 
     def __post_init__(self) -> None:
         to_columns(self, _SCORED_COLUMNS)

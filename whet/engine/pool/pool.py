@@ -25,7 +25,7 @@ from whet.engine.pool.supervisor import Supervisor
 from whet.engine.pool.weights import WeightSync
 from whet.observe.metrics import Last, Mean, Metrics, Total
 from whet.transport.base import Ticket
-from whet.types import Chunk, Receipt, Request, Scored
+from whet.types import Chunk, Proof, Receipt, Request, Scored
 from whet.types.columns import Ints
 
 CLOSED = "the engine was closed"
@@ -87,6 +87,12 @@ class EnginePool(Generic[M]):
         return self._supervisor.published.version
 
     @property
+    def later_proof(self) -> Proof | None:
+        """Level of proof of the members that took the present version over later than others, by comparison with those; None: there are
+        none."""
+        return self._supervisor.published.later
+
+    @property
     def paused(self) -> bool:
         return self._supervisor.published.paused
 
@@ -142,7 +148,7 @@ class EnginePool(Generic[M]):
             await self._supervisor.everywhere("to sleep", lambda member: member.sleep(), self._config.step_timeout_s, behind=True)
 
     async def score(self, tokens: Ints, temperature: float = 1.0, top_logprobs: int = 0) -> Scored:
-        """The score from the first member, compared with those of all others. Raises EngineFailed if
+        """The score from the first member, compared with those of all others, which come along. Raises EngineFailed if
         they disagree."""
         asked = tokens, temperature, top_logprobs
         while True:
@@ -156,7 +162,7 @@ class EnginePool(Generic[M]):
                         if not (worst := nats_apart(found, expected)) <= self._supervisor.published.tolerance:
                             raise EngineFailed(f"{slot.name} scores the same tokens {worst:.3g} nats away from {first.name}")
                     self._supervisor.published.score = asked, expected
-                    return expected
+                    return replace(expected, members=tuple(each for _, found in answers for each in found.members or (found,)))
             await self._anyone()
 
     async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
@@ -184,7 +190,7 @@ class EnginePool(Generic[M]):
 
             try:
                 now.receipt = await self._weights.send(weights, version, receivers, update_member)
-                now.version, now.updated, now.asleep, now.score, now.torn = version, True, False, None, None
+                now.version, now.updated, now.asleep, now.score, now.torn, now.later = version, True, False, None, None, None
                 self._supervisor.caught_up()
             except ValueError:  # nothing was changed
                 raise

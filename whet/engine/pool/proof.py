@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import CannotCatchUp, Member
 from whet.engine.pool.weights import WeightSync
 from whet.model.digest import differences
-from whet.types import Receipt, Scored
+from whet.types import Proof, Receipt, Scored
 from whet.types.columns import Ints
 
 T = TypeVar("T")
@@ -37,6 +37,8 @@ class Published:
     """Arguments and result of the last score under this version: the publisher's probe."""
     paused: bool = False
     asleep: bool = False
+    later: Proof | None = None
+    """Level of proof of the members that took this version over later, by comparison with the others; None: there are none."""
     torn: str | None = None
     """Why members may hold half of a later version, if they may: nothing is sampled then."""
 
@@ -58,6 +60,7 @@ async def prove(name: str, member: Member, now: Published, weights: WeightSync, 
         EngineFailed: if it holds anything else.
         CannotCatchUp: if it has to wait for the next version.
     """
+    arrival, share, apart_nats = True, 1.0, 0.0
     if now.paused:
         await in_time(member.pause(), f"{name}: to pause", config.step_timeout_s)
     if now.torn is not None:  # what it would be compared with is no longer there
@@ -66,23 +69,33 @@ async def prove(name: str, member: Member, now: Published, weights: WeightSync, 
         receipt = await in_time(weights.catch_up(member, now.version), f"{name}: to take over weights", config.update_timeout_s)
         if now.receipt is None:
             now.receipt = receipt
-        elif wrong := _differences(now.receipt, receipt):
-            raise EngineFailed(f"{name} holds other weights than were published as version {now.version}: {', '.join(wrong[:5])}")
+        else:
+            if wrong := _differences(now.receipt, receipt):
+                raise EngineFailed(f"{name} holds other weights than were published as version {now.version}: {', '.join(wrong[:5])}")
+            arrival = _both(now.receipt.wire, receipt.wire)
+            share = float(_both(now.receipt.resident, receipt.resident) or _both(now.receipt.layout, receipt.layout))
     if now.score is not None:
         arguments, expected = now.score
         found = await in_time(member.score(*arguments), f"{name}: to score the probe", config.step_timeout_s)
-        if not (worst := nats_apart(found, expected)) <= now.tolerance:
-            raise EngineFailed(f"{name} scores the probe of version {now.version} {worst:.3g} nats away from the others")
+        if not (apart_nats := nats_apart(found, expected)) <= now.tolerance:
+            raise EngineFailed(f"{name} scores the probe of version {now.version} {apart_nats:.3g} nats away from the others")
     if now.asleep:
         await in_time(member.sleep(), f"{name}: to sleep", config.step_timeout_s)
+    if now.updated:
+        proof = Proof(arrival, share, apart_nats)
+        now.later = proof if now.later is None else now.later.or_weaker(proof)
 
 
 def _differences(one: Receipt, other: Receipt) -> list[str]:
-    """Differences between what two members hold, or else between what arrived there; none where one of them can tell neither."""
-    for mine, theirs in ((one.resident, other.resident), (one.layout, other.layout), (one.wire, other.wire)):
-        if mine is not None and theirs is not None:
-            return differences(mine, theirs)
-    return []
+    """Differences between what two members hold and between what arrived there, as far as both can tell."""
+    pairs = ((one.resident, other.resident), (one.layout, other.layout), (one.wire, other.wire))
+    found = [differences(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
+    return next((wrong for wrong in found if wrong), [])
+
+
+def _both(one: Mapping[str, str] | None, other: Mapping[str, str] | None) -> bool:
+    """True if two members reported digests, which were compared."""
+    return one is not None and other is not None
 
 
 async def in_time(work: Awaitable[T], what: str, timeout_s: float | None) -> T:

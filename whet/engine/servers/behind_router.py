@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from whet.engine.base import EngineFailed, PrefixUse, nats_apart
@@ -27,11 +27,11 @@ class Router(HttpServer):
 
     def __init__(self, name: str, url: str, key: str | None, behind: Sequence[HttpServer]) -> None:
         super().__init__(name, url, key)
-        self._behind = behind
+        self.behind = tuple(behind)
 
     def cut(self, why: str) -> None:
         super().cut(why)
-        for server in self._behind:
+        for server in self.behind:
             server.cut(why)
 
 
@@ -71,7 +71,7 @@ class RouterWire:
         for name, scored in others:
             if not (worst := nats_apart(scored, expected)) <= self._tolerance:
                 raise EngineFailed(f"{name} scores the same tokens {worst:.3g} nats away from {first}")
-        return expected
+        return replace(expected, members=tuple(found.values()))
 
     async def pause(self) -> None:
         await self._each({name: wire.pause() for name, wire in self._servers.items()})

@@ -22,6 +22,9 @@ KEEP_S = 1.0
 """An idle connection is kept for so long: servers close theirs after five seconds, which a request on its way would not survive."""
 MAX_LINE_BYTES = 2**26
 """Longest event of a stream: its log-probs, masks and experts are one line."""
+METRICS = "/metrics"
+MAX_METRICS_BYTES = 2**22
+"""Longest text of a server's metrics."""
 SHOWN_CHARS = 500
 """Shown of a server's error."""
 DONE = "[DONE]"
@@ -51,6 +54,8 @@ class HttpServer:
         self._ends: set[tuple[asyncio.AbstractEventLoop, Callable[[], object]]] = set()
         """Calls that end the waiting ones, each on its loop."""
         self._lock = threading.Lock()
+        self.behind: tuple[HttpServer, ...] = ()
+        """Servers that are reached through it, where it is a router."""
         self.cut_off: str | None = None
         """Why no answer of it counts any more, once it was cut off."""
 
@@ -68,9 +73,9 @@ class HttpServer:
         """
         return await self._call("POST", path, {} if body is None else body)
 
-    async def get_text(self, path: str) -> str:
-        """The text of a GET route whose answer is no JSON. Errors as `post`."""
-        return await self._unless_cut(path, self._answer("GET", path, None))
+    async def metrics_text(self) -> str:
+        """The text of the server's own `/metrics`. Errors as `post`; also EngineFailed if it is longer than any server's is."""
+        return await self._unless_cut(METRICS, self._answer("GET", METRICS, None, MAX_METRICS_BYTES))
 
     async def post_text(self, path: str, body: Mapping[str, Any]) -> str:
         """The text of a POST route whose answer is no JSON. Errors as `post`."""
@@ -128,11 +133,20 @@ class HttpServer:
         if session is not None:
             await session.close()
 
-    async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> str:
+    async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None, most_bytes: int | None = None) -> str:
         async with self._session().request(method, self.url + path, json=body) as answer:
-            text = await answer.text(errors="replace")
+            text = await (answer.text(errors="replace") if most_bytes is None else self._bounded(answer, path, most_bytes))
             self._check(answer.status, path, text)
             return text
+
+    async def _bounded(self, answer: aiohttp.ClientResponse, path: str, most_bytes: int) -> str:
+        """The text of an answer of at most `most_bytes`."""
+        found = bytearray()
+        async for piece in answer.content.iter_any():
+            found += piece
+            if len(found) > most_bytes:
+                raise EngineFailed(f"{self.name}: {path} answered more than {most_bytes} bytes")
+        return found.decode("utf-8", "replace")
 
     async def _unless_cut(self, path: str, work: Awaitable[T]) -> T:
         """The result of some work, which ends when the server is cut off."""

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from typing import Protocol
 
@@ -78,6 +78,11 @@ class ServerMember:
     @property
     def name(self) -> str:
         return self._server.name
+
+    @property
+    def servers(self) -> Sequence[HttpServer]:
+        """The servers that it consists of: itself, or those behind a router."""
+        return self._server.behind or (self._server,)
 
     @property
     def capabilities(self) -> Capabilities:

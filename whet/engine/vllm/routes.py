@@ -12,6 +12,7 @@ from whet.engine.base import EngineFailed, EngineLost, EngineRefused, PrefixUse
 from whet.engine.servers.http import HttpServer
 from whet.engine.servers.wire import SampledTokens, Served, sticky
 from whet.engine.vllm.wire import body_of, sampled_of, score_body, scored_of
+from whet.observe.exposition import parse
 from whet.transport.base import BroadcastTicket, DiskTicket, Ticket
 from whet.types import Request, Scored
 from whet.types.columns import Ints
@@ -96,18 +97,13 @@ class VllmWire:
 
     async def prefix_use(self) -> PrefixUse:
         """As `Wire.prefix_use`, of the requests of all of its clients."""
-        found = dict.fromkeys(PREFIX_COUNTS, 0)
         try:
-            text = await self._server.get_text("/metrics")
+            samples = [sample for family in parse(await self._server.metrics_text()) for sample in family.samples]
+            return PrefixUse(*(sum(int(sample.value) for sample in samples if sample.name == name) for name in PREFIX_COUNTS))
         except EngineLost:
             raise
-        except (EngineFailed, EngineRefused):  # a server without this route, or with a broken one, samples as well
+        except (EngineFailed, EngineRefused, ValueError):  # a server without this route, or with a broken one, samples as well
             return PrefixUse()
-        for line in text.splitlines():
-            name, _, rest = line.partition("{")
-            if name in found:
-                found[name] += int(float(rest.rpartition(" ")[2]))
-        return PrefixUse(*found.values())
 
     async def health(self) -> None:
         await self._server.get("/health")

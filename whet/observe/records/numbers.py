@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from whet.types import Proof
+
 
 @dataclass(frozen=True, slots=True)
 class GroupNumbers:
@@ -28,3 +30,5 @@ class RolloutNumbers:
     """A critic's estimate after the last token of each sample. None: there is no critic. [N]"""
     groups: Mapping[tuple[str, str], GroupNumbers] = field(default_factory=dict[tuple[str, str], GroupNumbers])
     """Numbers of the groups, by the id of their task and the role that is compared ("" without roles)."""
+    proofs: Mapping[int, Proof] = field(default_factory=dict[int, Proof])
+    """Proof of each version of the policy, as far as it is known."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from whet.observe.records.numbers import RolloutNumbers
 from whet.observe.records.schema import ERROR, NOTE, PROMPT, SCHEMA, TURN
-from whet.types import Group, Message, Sample, Task, Trajectory, Turn, TurnNote
+from whet.types import Group, Message, Proof, Sample, Task, Trajectory, Turn, TurnNote
 from whet.types.columns import num_true
 
 
@@ -84,6 +84,7 @@ def row_columns(rollout_id: int, rows: Sequence[RecordRow], samples: Sequence[Sa
         "label": [_text(t.task.label) for t in trajectories],
         "metadata": [json.dumps(dict(t.task.metadata)) if t.task.metadata else None for t in trajectories],
         "temperature": [t.temperature if sample is None else sample.temperature for t, sample in zip(trajectories, mine, strict=True)],
+        "proofs": [_proofs(t, sample, numbers.proofs) for t, sample in zip(trajectories, mine, strict=True)],
         "value_after": [None if after is None or row.sample is None else float(after[row.sample]) for row in rows],
         "timings": [_pairs(t.timings) for t in trajectories],
         "counts": [_pairs(t.counts) for t in trajectories],
@@ -113,6 +114,13 @@ def _lists(rows: Sequence[Sequence[tuple[Any, ...]]], kind: pa.StructType) -> pa
     fields = [pa.array([item[i] for item in flat], field.type) for i, field in enumerate(kind)]
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.StructArray.from_arrays(fields, fields=list(kind)))
+
+
+def _proofs(trajectory: Trajectory, sample: Sample | None, proofs: Mapping[int, Proof]) -> list[tuple[int, dict[str, Any]]]:
+    """The proof of each version that sampled tokens of a row, as far as it is known."""
+    runs = [turn.versions for turn in trajectory.turns] if sample is None else [sample.versions]
+    versions = sorted({version for run in runs for version in run.values})
+    return [(version, proofs[version].to_json()) for version in versions if version in proofs]
 
 
 def _pairs(values: Mapping[str, Any]) -> list[tuple[str | None, Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-VERSION = 3
+VERSION = 4
 """Version of the columns, in each file's metadata. A file without one is of version 1."""
 VERSION_KEY = b"whet.records_version"
 CONFIG_KEY = b"whet.config_hash"
@@ -34,6 +34,7 @@ NOTE = pa.struct(
     ]
 )
 PROMPT = pa.struct([(name, pa.string()) for name in ("role", "content", "reasoning_content", "tool_calls")])
+PROOF = pa.struct([("arrival", pa.bool_()), ("memory_share", pa.float64()), ("probe_nats", pa.float64())])
 ERROR = pa.struct([(name, pa.string()) for name in ("kind", "message", "where", "traceback")])
 
 SAMPLED = {"tokens": pa.int32(), "origin": pa.int8(), "loss_mask": pa.bool_(), "logprobs": pa.float32(), "versions": pa.int32()}
@@ -87,6 +88,7 @@ SCHEMA = pa.schema(
         ("label", pa.string()),
         ("metadata", pa.string()),
         ("temperature", pa.float64()),
+        ("proofs", pa.map_(pa.int32(), PROOF)),
         ("value_after", pa.float32()),
         ("prompt", pa.list_(PROMPT)),
         ("turns", pa.list_(TURN)),

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, cast
 
 from torch import Tensor
@@ -41,7 +42,7 @@ from whet.stop import Stop
 from whet.train.batching import BatchPlan, plan_batch
 from whet.train.learners import Learners, Update
 from whet.transport.base import Ticket
-from whet.types import JSON, Group, Progress, Receipt, Sample, SamplingParams
+from whet.types import JSON, Group, Progress, Proof, Receipt, Sample, SamplingParams
 
 EVER = 1e9
 """Seconds that a simulated member may take for anything."""
@@ -232,6 +233,9 @@ class _Publisher:
 
     def __init__(self, pool: EnginePool[SimulatedMember]) -> None:
         self._pool = pool
+
+    proofs: Mapping[int, Proof] = MappingProxyType({})
+    """Empty: nothing is compared."""
 
     async def publish(self, version: int) -> _Published:
         if not self._pool.members or version > 0:

@@ -70,7 +70,9 @@ export const CHINESE = {
   "rejected": "异策略校正拒绝", "too_old": "过旧", "unusable": "不可用", "masked": "被掩码", "skipped": "未计算", "left out": "未参与",
 
   // 词元
-  "place": "位置", "id": "编号", "written by": "由谁写出", "sampled with": "采样时", "the token before": "上一个词元", "the next token": "下一个词元",
+  "place": "位置", "id": "编号", "written by": "由谁写出", "sampled with": "采样时",
+  "proof of its weights": "权重的验证", "arrival compared": "已比对到达的权重", "memory compared": "已比对内存中的权重", "{0}% of memory compared": "已比对内存中 {0}% 的权重",
+  "probe within {0} nats": "探针误差不超过 {0} nats", "no proof": "未经验证", "the token before": "上一个词元", "the next token": "下一个词元",
   "Sample {0} of this trajectory: its history was rewritten.": "这条轨迹的样本 {0}：历史被改写过。",
   "Why it does not train": "为什么它不参与训练",
   "The environment wrote this token: no policy sampled it, so there is no probability of it to push. It has no ratio, no advantage and no share of the loss.":

@@ -44,13 +44,26 @@ function section(title, ...children) {
   return el("section", {}, el("h3", {}, title), children);
 }
 
+// The proof of a version's weights in a short phrase; "–" where it is not known.
+function proofWords(proofs, version) {
+  const proof = proofs?.[version];
+  if (!proof) return "–";
+  const parts = [];
+  if (proof.arrival) parts.push(t("arrival compared"));
+  if (proof.memory_share > 0) parts.push(proof.memory_share >= 1 ? t("memory compared") : t("{0}% of memory compared", Math.floor(1000 * proof.memory_share) / 10));
+  if (there(proof.probe_nats)) parts.push(t("probe within {0} nats", short(proof.probe_nats)));
+  return parts.join(", ") || t("no proof");
+}
+
 function heading({ trajectory, place, go }, sample, i) {
+  const { head } = trajectory;
   const text = trajectory.pieces.text(sample.offset + i);
   const facts = [
     [t("place"), `${i} / ${sample.n}`],
     [t("id"), sample.tokens[i]],
     [t("written by"), t(ORIGIN_WORDS[sample.origin[i]] ?? "unknown")],
     [t("policy version"), sample.versions && sample.versions[i] >= 0 ? sample.versions[i] : "–"],
+    [t("proof of its weights"), proofWords(head.samples[place]?.proofs, sample.versions?.[i])],
     [t("sampled with"), sample.origin[i] === 1 && there(sample.logprobs?.[i]) ? `log π = ${short(sample.logprobs[i])}, π = ${short(Math.exp(sample.logprobs[i]))}` : "–"],
   ];
   const turn = (by, words, sign) => el("button", { type: "button", class: "step", "aria-label": words, title: words, disabled: i + by < 0 || i + by >= sample.n, onclick: () => go(i + by) }, sign);
