@@ -21,6 +21,7 @@ from whet.algo.base import Need
 from whet.core.batch import TrainBatch, batch_of
 from whet.core.nonfinite import NonFinite
 from whet.engine.base import SCORE_TOLERANCE, Engine, EngineFailed, nats_apart
+from whet.engine.checksums import ChecksumHistory
 from whet.engine.layout import Heads, expected
 from whet.model.causal import CausalModel
 from whet.model.digest import differences, digests_of
@@ -152,6 +153,7 @@ class EnginePublisher:
 
     def __init__(self, backend: Trained, model: CausalModel, engine: Engine, thread: Executor) -> None:
         self._backend, self._model, self._engine, self._thread = backend, model, engine, thread
+        self._checksums = ChecksumHistory()
         self._failed = False
         """True while the engine stays paused because the last version was not proven."""
         self._probe = Ints((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
@@ -182,6 +184,7 @@ class EnginePublisher:
         answers = receipt.members or (receipt,)
         for answer in answers:
             self._check(answer, version, sent, held)
+        self._checksums.check(answers, sent, str(self._backend.dtype).removeprefix("torch."))
         share = await loop.run_in_executor(self._thread, self._check_layouts, answers, version)
         probe_nats = await self._compare_probe(version)
         times = SyncTimes(

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from whet.model.decoder import DecoderModel
+from whet.model.meta import without_contents
+from whet.model.naming import Naming
 from whet.transport.base import Sender
 from whet.transport.broadcast import BroadcastSender
 from whet.transport.delta import DeltaSender
 from whet.transport.disk import DiskSender
 from whet.transport.folder import FolderWriter
+from whet.transport.server_broadcast import ServerBroadcastSender
 from whet.transport.settings import SyncConfig
 from whet.transport.shared import SharedSender
 from whet.transport.versions import KEPT
@@ -36,3 +39,24 @@ def sender_of(config: SyncConfig, model: DecoderModel, folder: Path, address: st
             return DiskSender(where, KEPT, config.timeout_s, FolderWriter(model, config.max_buffer_bytes))
         case "delta":
             return DeltaSender(where, KEPT, config.timeout_s, FolderWriter(model, config.max_buffer_bytes))
+
+
+def server_sender_of(config: SyncConfig, model: DecoderModel, folder: Path, address: str, *, own_routes: bool, backend: str) -> Sender:
+    """The trainer's end of the transport to servers.
+
+    Args:
+        config: `[sync]`; `auto` is disk.
+        model: model of the servers' shape.
+        folder: as in `sender_of`.
+        address: as in `sender_of`.
+        own_routes: the servers take a broadcast by routes of their own.
+        backend: of such a broadcast: gloo or nccl.
+
+    Raises:
+        ValueError: if the model's tensors cannot be sent one after another.
+    """
+    if config.transport == "broadcast" and own_routes:
+        cut = Naming(without_contents(model)).to_files
+        return ServerBroadcastSender(address, config.timeout_s, config.max_buffer_bytes, backend, cut)
+    transport = "disk" if config.transport == "auto" else config.transport
+    return sender_of(config.model_copy(update={"transport": transport}), model, folder, address)

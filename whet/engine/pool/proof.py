@@ -82,6 +82,8 @@ def _differences(one: Receipt, other: Receipt) -> list[str]:
     for mine, theirs in ((one.resident, other.resident), (one.layout, other.layout), (one.wire, other.wire)):
         if mine is not None and theirs is not None:
             return differences(mine, theirs)
+    if one.checksums is not None and other.checksums is not None and one.checksums.keys() == other.checksums.keys():
+        return differences(one.checksums, other.checksums)
     return []
 
 

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from whet.engine.base import SCORE_TOLERANCE
 from whet.engine.embedded.stops import Decode
 from whet.engine.pool.config import PoolConfig
@@ -23,7 +25,7 @@ from whet.engine.vllm.start import Vllm
 from whet.model.causal import CausalModel
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
-from whet.transport.senders import sender_of
+from whet.transport.senders import server_sender_of
 from whet.transport.settings import Syncing
 
 Start = StartMember[ServerMember]
@@ -94,11 +96,14 @@ def servers_engine(
 
     Raises:
         EngineFailed: if one of them does not start, or lacks what whet needs.
+        ValueError: if weights cannot reach them.
     """
     bare = without_contents(model)
     starts = servers.starts(model, pool)
-    transport = "disk" if sync.config.transport == "auto" else sync.config.transport
-    sender = sender_of(sync.config.model_copy(update={"transport": transport}), bare, sync.folder, address)
+    own_routes, backend = KINDS[servers.config.name].own_routes, "nccl" if model.device.type == "cuda" else "gloo"
+    if own_routes and sync.config.transport == "broadcast":
+        check_devices(servers.config, backend, torch.cuda.device_count())
+    sender = server_sender_of(sync.config, bare, sync.folder, address, own_routes=own_routes, backend=backend)
     members = start_all(starts)
     slots = [Slot(name, start, members[name], breaker_of(pool)) for name, start in starts.items()]
     return EnginePool(
@@ -109,6 +114,24 @@ def servers_engine(
         on_incident=on_incident,
         tolerance=SCORE_TOLERANCE[model.dtype],
     )
+
+
+def check_devices(servers: ServersConfig, backend: str, num_devices: int) -> None:
+    """Refuse a broadcast over NCCL between processes that share a GPU: it would wait forever.
+
+    Args:
+        servers: the servers.
+        backend: of the broadcast.
+        num_devices: GPUs that torch sees here.
+
+    Raises:
+        ValueError: if the servers that whet starts have no GPU of their own.
+    """
+    if backend == "nccl" and not servers.urls and num_devices < 2:
+        raise ValueError(
+            f"sync.transport=broadcast sends over NCCL, which needs a GPU for the trainer and others for engine.servers, and torch sees "
+            f"{num_devices}: set sync.transport=disk"
+        )
 
 
 def start_all(starts: Mapping[str, Start]) -> dict[str, ServerMember]:
