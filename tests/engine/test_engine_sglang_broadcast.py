@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.engine.engine_setup import DEADLINE_S, reply_to
+from tests.engine.engine_setup import DEADLINE_S
 from tests.engine.test_engine_sglang import ask, letters
 from tests.serve.serve_setup import SHAPE, live, model_folder
 from whet.engine.base import SCORE_TOLERANCE, EngineFailed
@@ -22,8 +22,8 @@ from whet.engine.pool.member import Slot
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
 from whet.engine.publish import EnginePublisher, SyncError
-from whet.engine.servers.pool import check_devices
 from whet.engine.servers.config import ServersConfig
+from whet.engine.servers.pool import check_devices
 from whet.engine.servers.start import ServerAt
 from whet.engine.sglang.broadcast import bucket_body, check_success, group_body, version_body
 from whet.engine.sglang.checksums import checksums_of
@@ -157,12 +157,20 @@ def test_servers_hold_what_was_broadcast_and_score_as_transformers_does(folder, 
 
 
 def test_replies_keep_their_tokens_and_go_on_under_the_new_weights(folder, servers):
+    async def read(pool, i, begun):
+        chunks = []
+        async for chunk in pool.generate(ask(f"r{i}", num=300, chunk=1)):
+            chunks.append(chunk)
+            begun[i].set()
+        return chunks
+
     with trainer_of(folder, [server.url for server in servers]) as trainer:
 
         async def play():
-            replies = [asyncio.ensure_future(reply_to(trainer.pool, ask(f"r{i}", num=300, chunk=1))) for i in range(6)]
-            while sum(server.service.gate.num_running for server in servers) < 6:
-                await asyncio.sleep(0.005)
+            begun = [asyncio.Event() for _ in range(6)]
+            replies = [asyncio.ensure_future(read(trainer.pool, i, begun)) for i in range(6)]
+            for each in begun:
+                await each.wait()
             await trainer.publish(1)
             done = await asyncio.gather(*replies)
             await trainer.pool.close()
@@ -170,13 +178,15 @@ def test_replies_keep_their_tokens_and_go_on_under_the_new_weights(folder, serve
 
         replies = run(play())
         after = plain(folder, trainer)
-        for reply in replies:
-            assert len(reply.tokens) == 300 and set(reply.versions) == {0, 1}
-            changed = reply.versions.index(1)
-            row = (*ask().tokens, *reply.tokens)
-            old, new = (logprobs_of(model, row)[len(ask().tokens) - 1 :] for model in (plain(folder), after))
-            assert reply.logprobs[:changed] == pytest.approx(old[:changed], abs=1e-4)
-            assert reply.logprobs[changed:] == pytest.approx(new[changed:], abs=1e-4)
+    for chunks in replies:
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        versions = [chunk.version for chunk in chunks for _ in chunk.tokens]
+        logprobs = [logprob for chunk in chunks for logprob in chunk.logprobs]
+        assert len(tokens) == 300 and set(versions) == {0, 1} and versions == sorted(versions)
+        changed = versions.index(1)
+        old, new = (logprobs_of(model, (*ask().tokens, *tokens))[len(ask().tokens) - 1 :] for model in (plain(folder), after))
+        assert logprobs[:changed] == pytest.approx(old[:changed], abs=1e-4)
+        assert logprobs[changed:] == pytest.approx(new[changed:], abs=1e-4)
 
 
 def test_a_server_that_joins_means_a_new_group_and_waits_for_the_next_version(folder, servers):
@@ -288,9 +298,9 @@ def test_a_server_that_answers_no_bucket_is_given_up_in_time(folder, servers):
     failing_at(servers[1], 2, hold)
     began = time.monotonic()
     try:
-        with trainer_of(folder, [server.url for server in servers], timeout_s=1.0) as trainer:
-            with pytest.raises(SyncError, match="sglang 1"):
-                published(trainer, 1)
+        urls = [server.url for server in servers]
+        with trainer_of(folder, urls, timeout_s=1.0) as trainer, pytest.raises(SyncError, match="sglang 1"):
+            published(trainer, 1)
     finally:
         held.set()
     assert time.monotonic() - began < 20
@@ -314,9 +324,9 @@ def test_a_server_whose_checksum_differs_is_named_with_the_tensor(folder, server
         return await digests() | {"model.norm.weight": "0123456789abcdef"}
 
     servers[1].service.digests = changed
-    with trainer_of(folder, [server.url for server in servers]) as trainer:
-        with pytest.raises(SyncError, match=r"sglang 1 and sglang 0 hold other weights than each other.*model\.norm\.weight$"):
-            published(trainer, 1)
+    words = r"sglang 1 and sglang 0 hold other weights than each other.*model\.norm\.weight$"
+    with trainer_of(folder, [server.url for server in servers]) as trainer, pytest.raises(SyncError, match=words):
+        published(trainer, 1)
 
 
 def test_weights_that_do_not_change_in_memory_are_found(folder, servers):
@@ -415,7 +425,8 @@ def test_a_failure_in_an_answer_of_status_200_is_one(answer):
 
 
 def rank(tp, size, checksums, *, several=True):
-    info = {"role": "target", "tp_rank": tp, "tp_size": size, "pp_rank": 0, "pp_size": 1, "dp_rank": 0, "dp_size": 1, "rank": tp, "size": size}
+    others = {"pp_rank": 0, "pp_size": 1, "dp_rank": 0, "dp_size": 1, "rank": tp, "size": size}
+    info = {"role": "target", "tp_rank": tp, "tp_size": size, **others}
     return {"checksums": checksums, "per_gpu_checksum": "ab", "parallelism_info": [info] if several else info}
 
 
@@ -434,7 +445,7 @@ def test_checksums_have_their_processes_places(several):
 def test_servers_of_other_layouts_are_not_compared():
     one, two = {"tp0/1:pp0/1:dp0/1:w": "a"}, {"tp0/2:pp0/1:dp0/1:w": "b", "tp1/2:pp0/1:dp0/1:w": "c"}
     check_agreement({"a": one, "b": two, "c": dict(one)})
-    with pytest.raises(EngineFailed, match="c and b hold other weights than each other.*tp1/2:pp0/1:dp0/1:w$"):
+    with pytest.raises(EngineFailed, match=r"c and b hold other weights than each other.*tp1/2:pp0/1:dp0/1:w$"):
         check_agreement({"a": one, "b": two, "c": two | {"tp1/2:pp0/1:dp0/1:w": "d"}})
 
 
@@ -449,7 +460,7 @@ def test_layouts_and_devices_that_a_broadcast_cannot_reach_are_refused_by_name()
     assert no_broadcast(sizes, dp_attention=False) == "" == no_broadcast(sizes | {"dp_size": 2}, dp_attention=True)
     assert "pp_size=2" in no_broadcast(sizes | {"pp_size": 2}, dp_attention=False)
     assert "dp_size=2" in no_broadcast(sizes | {"dp_size": 2}, dp_attention=False)
-    with pytest.raises(ValueError, match="NCCL, which needs a GPU for the trainer and others for engine.servers, and torch sees 1"):
+    with pytest.raises(ValueError, match=r"NCCL, which needs a GPU for the trainer and others for engine.servers, and torch sees 1"):
         check_devices(ServersConfig(name="sglang"), "nccl", 1)
     check_devices(ServersConfig(name="sglang", urls=["http://a:1"]), "nccl", 1)
     check_devices(ServersConfig(name="sglang"), "gloo", 0)
