@@ -57,7 +57,7 @@ class FakeSglangFacts:
     [
         ({}, "weights", "ok", "or by a broadcast (sync.transport=broadcast)"),
         ({"status": 404}, "weights", "ok", "not by a broadcast: it has no route /begin_weight_update"),
-        ({"facts": {"pp_size": 2}}, "weights", "ok", "not by a broadcast: SGLang takes no broadcast with pp_size=2"),
+        ({"facts": {"pp_size": 2}}, "weights", "ok", "not by a broadcast: SGLang takes no broadcast with 2 stages of a pipeline"),
         ({}, "proof", "ok", "and 1 checksums"),
         ({"unchecked": True}, "proof", "warn", "by the log-probs of a fixed prompt alone"),
     ],

@@ -458,8 +458,8 @@ def test_a_servers_parameter_is_put_together_from_files():
 def test_layouts_and_devices_that_a_broadcast_cannot_reach_are_refused_by_name():
     sizes = {"tp_size": 2, "pp_size": 1, "dp_size": 1}
     assert no_broadcast(sizes, dp_attention=False) == "" == no_broadcast(sizes | {"dp_size": 2}, dp_attention=True)
-    assert "pp_size=2" in no_broadcast(sizes | {"pp_size": 2}, dp_attention=False)
-    assert "dp_size=2" in no_broadcast(sizes | {"dp_size": 2}, dp_attention=False)
+    assert "2 stages of a pipeline (--pp-size)" in no_broadcast(sizes | {"pp_size": 2}, dp_attention=False)
+    assert "2 replicas (--dp-size)" in no_broadcast(sizes | {"dp_size": 2}, dp_attention=False)
     with pytest.raises(ValueError, match=r"NCCL, which needs a GPU for the trainer and others for engine.servers, and torch sees 1"):
         check_devices(ServersConfig(name="sglang"), "nccl", 1)
     check_devices(ServersConfig(name="sglang", urls=["http://a:1"]), "nccl", 1)

@@ -1,4 +1,4 @@
-"""Weights that a trainer broadcasts to the server: process groups, and updates that are begun, filled and ended, as SGLang's are.
+"""Weights that a trainer broadcasts to the server: process groups, and updates that are opened, filled and ended, as SGLang's are.
 
 Nothing is changed before an update ends: until then its tensors are kept, in as much memory as the model's weights take.
 """
@@ -29,12 +29,13 @@ GROUP = "weight_update_group"
 """SGLang's name of a group that has no other."""
 MESSAGE_S = 600.0
 """For the next tensor of a bucket to arrive."""
+MAX_RANKS = 2**16
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 Selector = Literal["target", "draft", "all"]
 """Models that are meant; here is one."""
 Names = Annotated[list[Name], Field(max_length=MAX_CONTAINERS)]
-Shape = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=16)]
+TensorShape = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=16)]
 
 
 class GroupBody(Body):
@@ -42,8 +43,8 @@ class GroupBody(Body):
 
     master_address: Name
     master_port: int = Field(ge=1, le=65535)
-    rank_offset: int = Field(ge=1)
-    world_size: int = Field(ge=2)
+    rank_offset: int = Field(ge=1, le=MAX_RANKS)
+    world_size: int = Field(ge=2, le=MAX_RANKS)
     group_name: Name = GROUP
     backend: Name = "nccl"
 
@@ -53,7 +54,7 @@ class BucketBody(Body):
 
     names: Names
     dtypes: Names
-    shapes: Annotated[list[Shape], Field(max_length=MAX_CONTAINERS)]
+    shapes: Annotated[list[TensorShape], Field(max_length=MAX_CONTAINERS)]
     group_name: Name = GROUP
     flush_cache: bool = True
     abort_all_requests: bool = False
@@ -77,8 +78,8 @@ class FileTensors(Protocol):
 
 
 @dataclass(slots=True)
-class Update:
-    """What has arrived since an update began."""
+class OpenUpdate:
+    """Tensors that have arrived since an update began."""
 
     tensors: dict[str, Tensor]
     label: str | None = None
@@ -95,7 +96,7 @@ class Broadcasts:
     def __init__(self, files: FileTensors | None, num_ranks: int) -> None:
         self._known, self._num_ranks = files, num_ranks
         self._groups: dict[str, list[WeightGroup]] = {}
-        self._update: Update | None = None
+        self._update: OpenUpdate | None = None
         self._changing = asyncio.Lock()
 
     async def join(self, body: GroupBody) -> None:
@@ -126,7 +127,7 @@ class Broadcasts:
     async def begin(self) -> None:
         """Open an update. What came of one that was not ended is forgotten."""
         async with self._changing:
-            self._update = Update({})
+            self._update = OpenUpdate({})
 
     async def receive(self, body: BucketBody) -> None:
         """Keep the tensors of a bucket.
@@ -149,7 +150,7 @@ class Broadcasts:
             update.tensors |= dict(zip(body.names, made, strict=True))
             update.label = body.weight_version or update.label
 
-    async def end(self) -> Update:
+    async def end(self) -> OpenUpdate:
         """Close the update, and return what arrived.
 
         Raises:
@@ -171,7 +172,7 @@ class Broadcasts:
             raise WeightsRefused("this server takes no broadcast")
         return self._known
 
-    def own(self, update: Update) -> Iterable[tuple[str, Tensor]]:
+    def own(self, update: OpenUpdate) -> Iterable[tuple[str, Tensor]]:
         """The model's own weights of an update."""
         return self._files.own(update.tensors)
 
@@ -189,14 +190,14 @@ def _joined(body: GroupBody, num_ranks: int) -> list[WeightGroup]:
     """The group as each of the server's ranks sees it. They join side by side, for none is in it before all are."""
 
     def one(rank: int) -> WeightGroup:
+        address = own_address(body.master_address, body.master_port)  # first, for it fails at once where there is no such name
         store = TCPStore(body.master_address, body.master_port, is_master=False, timeout=timedelta(seconds=JOIN_TIMEOUT_S))
-        address = own_address(body.master_address, body.master_port)
         return join_by_name(store, body.group_name, rank, body.world_size, body.backend, address, MESSAGE_S)
 
     try:
         with ThreadPoolExecutor(num_ranks) as threads:
             return list(threads.map(one, range(body.rank_offset, body.rank_offset + num_ranks)))
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ValueError) as error:  # torch's, and those of a name that no machine can have
         raise WeightsRefused(f"failed to join the group: {_first_line(error)}") from None
 
 

@@ -88,7 +88,7 @@ class Service:
     files: FileTensors | None = None
     """The model's weights as a trainer broadcasts them; None: none are taken."""
     digests: Callable[[], Awaitable[Mapping[str, str]]] | None = None
-    """Tells a digest of each tensor in the engine's memory; None: it cannot be told."""
+    """Tells a digest of each tensor in the engine's memory; None: it cannot tell."""
     began: int = field(default_factory=lambda: int(time.time()))
     grammars: Executor = field(init=False)
     """Thread that reads grammars: a large one delays other grammars only. It is made for the first

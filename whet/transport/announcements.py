@@ -1,6 +1,6 @@
 """Messages between the sender of a broadcast to servers and the clients of those servers, through a store of torch's.
 
-A server's own routes want to be told in a call what is broadcast next. So the sender announces each bucket, the client of each server
+A server's own routes learn from a call what is broadcast next. So the sender announces each bucket, the client of each server
 passes that on, and the next bucket is sent when all servers have loaded the last. Every wait here ends when somebody gives up.
 """
 

@@ -56,7 +56,7 @@ def server_sender_of(config: SyncConfig, model: DecoderModel, folder: Path, addr
         ValueError: if the model's tensors cannot be sent one after another.
     """
     if config.transport == "broadcast" and own_routes:
-        cut = Naming(without_contents(model)).to_files
-        return ServerBroadcastSender(address, config.timeout_s, config.max_buffer_bytes, backend, cut)
+        to_files = Naming(without_contents(model)).to_files
+        return ServerBroadcastSender(address, config.timeout_s, config.max_buffer_bytes, backend, to_files)
     transport = "disk" if config.transport == "auto" else config.transport
     return sender_of(config.model_copy(update={"transport": transport}), model, folder, address)

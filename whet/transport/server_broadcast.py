@@ -26,7 +26,7 @@ T = TypeVar("T")
 GROUP = "whet"
 """Name of the group at the servers. Each group meets at a store of its own, so that one name will do, and a server can be rid of the group
 that an earlier run left there."""
-Cut = Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
+ToFiles = Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
 """Cuts one of the model's weights into the tensors that files have of it (`Naming.to_files`)."""
 
 
@@ -39,18 +39,18 @@ class ServerBroadcastSender:
         max_buffer_bytes: of the two buckets that there are at a time, one on its way and one that is put together; a tensor that is larger
             is a bucket by itself.
         backend: gloo; nccl, where the weights and all servers are on CUDA devices of their own (never run).
-        cut: gives the tensors of files.
+        to_files: cuts weights into the tensors of files.
     """
 
     simultaneous = True
 
-    def __init__(self, host: str, timeout_s: float, max_buffer_bytes: int, backend: str, cut: Cut) -> None:
+    def __init__(self, host: str, timeout_s: float, max_buffer_bytes: int, backend: str, to_files: ToFiles) -> None:
         self.timeout_s = timeout_s
-        self._host, self._backend, self._bucket_bytes, self._cut = host, backend, max_buffer_bytes // 2, cut
+        self._host, self._backend, self._bucket_bytes, self._to_files = host, backend, max_buffer_bytes // 2, to_files
         self._store: TCPStore | None = None
         """For announcements."""
         self._place: TCPStore | None = None
-        """Where the group meets."""
+        """The store where the group meets."""
         self._group: WeightGroup | None = None
         self._members: tuple[str, ...] = ()
         self._serial = 0
@@ -135,7 +135,7 @@ class ServerBroadcastSender:
         """Tensors of files in their order, as many as a bucket may have."""
         waiting: list[tuple[str, Tensor]] = []
         size = 0
-        for file, tensor in (part for name, weight in weights for part in self._cut(name, weight.detach())):
+        for file, tensor in (part for name, weight in weights for part in self._to_files(name, weight.detach())):
             if waiting and size + tensor.nbytes > self._bucket_bytes:
                 yield waiting
                 waiting, size = [], 0

@@ -156,7 +156,7 @@ def bucket_body(bucket: BucketLayout) -> dict[str, Any]:
 
 
 def version_body(version: int) -> dict[str, Any]:
-    """The JSON of `/update_weight_version`, which aborts all requests unless it is told not to."""
+    """The JSON of `/update_weight_version`, which aborts all requests by default."""
     return {"new_version": str(version), "abort_all_requests": False}
 
 
@@ -167,5 +167,5 @@ def check_success(name: str, path: str, answer: Any) -> None:
         EngineFailed: if it says that it failed, which it may do in an answer of status 200, or does not say that it did not.
     """
     if not isinstance(answer, dict) or answer.get("success") is not True:
-        said = answer.get("message", answer) if isinstance(answer, dict) else answer
-        raise EngineFailed(f"{name}: {path}: {said}")
+        words = answer.get("message", answer) if isinstance(answer, dict) else answer
+        raise EngineFailed(f"{name}: {path}: {words}")

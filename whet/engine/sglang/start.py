@@ -57,7 +57,7 @@ class Sglang:
 def no_broadcast(sizes: Mapping[str, int], *, dp_attention: bool) -> str:
     """The reason why SGLang cannot take a broadcast; "": it can. A process's rank in the group is that of tensor parallelism alone."""
     if sizes["pp_size"] > 1:
-        return f"SGLang takes no broadcast with pp_size={sizes['pp_size']}: stages of a pipeline would have the same ranks"
+        return f"SGLang takes no broadcast with {sizes['pp_size']} stages of a pipeline (--pp-size): they would have the same ranks"
     if sizes["dp_size"] > 1 and not dp_attention:
-        return f"SGLang takes no broadcast with dp_size={sizes['dp_size']} unless enable_dp_attention is set"
+        return f"SGLang takes no broadcast with {sizes['dp_size']} replicas (--dp-size) without --enable-dp-attention"
     return ""
