@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,12 +17,14 @@ from tests.engine.engine_setup import DEADLINE_S
 from tests.engine.test_engine_sglang import ask, letters
 from tests.serve.serve_setup import SHAPE, live, model_folder
 from whet.engine.base import SCORE_TOLERANCE, EngineFailed
-from whet.engine.checksums import check_agreement, files_of
+from whet.engine.checksums import ChecksumHistory, check_agreement, files_of
 from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import Slot
 from whet.engine.pool.pool import EnginePool, breaker_of
+from whet.engine.pool.proof import _differences
 from whet.engine.pool.weights import WeightSync
 from whet.engine.publish import EnginePublisher, SyncError
+from whet.engine.servers.behind_router import ServersBehindRouter
 from whet.engine.servers.config import ServersConfig
 from whet.engine.servers.pool import check_devices
 from whet.engine.servers.start import ServerAt
@@ -39,6 +42,7 @@ from whet.train.torch_native.config import TrainConfig
 from whet.transport.announcements import BucketLayout
 from whet.transport.base import ServerBroadcastTicket
 from whet.transport.server_broadcast import ServerBroadcastSender
+from whet.types import Receipt
 
 SMALL_BUCKETS = 2 * 16 * 1024
 """Size of two buckets: the tiny model needs several."""
@@ -59,11 +63,11 @@ def servers(folder):
 class Trainer:
     """A model that publishes to servers by a broadcast."""
 
-    def __init__(self, folder, urls, thread, *, timeout_s=20.0, restarts=0):
+    def __init__(self, folder, urls, thread, *, timeout_s=20.0, restarts=0, starts=None):
         self.model = load_causal(folder, ModelConfig(path=str(folder), device="cpu"), trainable=True)
         bare, config = without_contents(self.model), PoolConfig(restarts=restarts)
         self.sender = ServerBroadcastSender("127.0.0.1", timeout_s, SMALL_BUCKETS, "gloo", Naming(bare).to_files)
-        starts = {f"sglang {i}": ServerAt(Sglang(), f"sglang {i}", url, letters, None, 10.0) for i, url in enumerate(urls)}
+        starts = starts or {f"sglang {i}": ServerAt(Sglang(), f"sglang {i}", url, letters, None, 10.0) for i, url in enumerate(urls)}
         slots = [Slot(name, start, start(threading.Event()), breaker_of(config)) for name, start in starts.items()]
         sync, tolerance = WeightSync(self.sender, dict(bare.named_weights())), SCORE_TOLERANCE[torch.float32]
         self.incidents = []
@@ -81,7 +85,7 @@ class Trainer:
 
 
 @contextmanager
-def trainer_of(folder, urls, **options):
+def trainer_of(folder, urls=(), **options):
     with ThreadPoolExecutor(1) as thread:
         trainer = Trainer(folder, urls, thread, **options)
         try:
@@ -232,6 +236,15 @@ def test_a_server_of_several_processes_has_several_ranks(folder):
         with trainer_of(folder, [other.url, one.url]) as trainer:
             (publication,) = published(trainer, 1)
         assert (joined[0].rank_offset, joined[0].world_size) == (2, 4) and publication.probe_nats < 1e-4
+
+
+def test_servers_behind_a_router_take_a_broadcast_each(folder, servers):
+    urls = {f"sglang {i}": server.url for i, server in enumerate(servers)}
+    start = ServersBehindRouter(Sglang(), "sglang router", servers[0].url, urls, letters, None, 1e-3, 10.0)
+    with trainer_of(folder, starts={"sglang router": start}) as trainer:
+        (publication,) = published(trainer, 1)
+    assert publication.probe_nats < 1e-4 and len(publication.receipt.checksums) > 20
+    assert [server.get("/weight_version")[1] for server in servers] == [{"weight_version": "1"}] * 2
 
 
 # What can go wrong.
@@ -447,6 +460,28 @@ def test_servers_of_other_layouts_are_not_compared():
     check_agreement({"a": one, "b": two, "c": dict(one)})
     with pytest.raises(EngineFailed, match=r"c and b hold other weights than each other.*tp1/2:pp0/1:dp0/1:w$"):
         check_agreement({"a": one, "b": two, "c": two | {"tp1/2:pp0/1:dp0/1:w": "d"}})
+
+
+def test_a_later_server_is_compared_with_the_others_by_its_checksums():
+    first = Receipt(1, None, None, checksums={"tp0/1:pp0/1:dp0/1:w": "a"})
+    assert _differences(first, replace(first, checksums={"tp0/1:pp0/1:dp0/1:w": "b"})) == ["tp0/1:pp0/1:dp0/1:w"]
+    assert _differences(first, replace(first, checksums={"tp0/2:pp0/1:dp0/1:w": "b"})) == [] == _differences(first, first)
+
+
+def test_a_change_that_a_server_may_round_away_is_found_where_nothing_arrived():
+    def told(a, b, dtype):
+        return [Receipt(1, None, None, checksums={"x:a.w": a, "x:b.w": b}, dtype=dtype, engine="s")]
+
+    for dtype, stale in (("float32", "a.w"), (None, None), ("bfloat16", None)):
+        history = ChecksumHistory()
+        history.check(told("1", "1", dtype), {"a.w": "1", "b.w": "1"}, "float32")
+        if stale is None:
+            history.check(told("1", "2", dtype), {"a.w": "2", "b.w": "2"}, "float32")
+            with pytest.raises(EngineFailed, match=r"s holds weights as they were before.*: a\.w, b\.w$"):
+                history.check(told("1", "2", dtype), {"a.w": "3", "b.w": "3"}, "float32")
+        else:
+            with pytest.raises(EngineFailed, match=r"s holds weights as they were before.*: a\.w$"):
+                history.check(told("1", "2", dtype), {"a.w": "2", "b.w": "2"}, "float32")
 
 
 def test_a_servers_parameter_is_put_together_from_files():
