@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.engine.engine_setup import DEADLINE_S
-from tests.engine.test_engine_sglang import ask, letters
+from tests.engine.test_engine_sglang import ask, letters, mixture
 from tests.serve.serve_setup import SHAPE, live, model_folder
 from whet.engine.base import SCORE_TOLERANCE, EngineFailed
 from whet.engine.checksums import ChecksumHistory, check_agreement, files_of
@@ -44,6 +44,7 @@ from whet.transport.base import ServerBroadcastTicket
 from whet.transport.server_broadcast import ServerBroadcastSender
 from whet.types import Receipt
 
+__all__ = ["mixture"]
 SMALL_BUCKETS = 2 * 16 * 1024
 """Size of two buckets: the tiny model needs several."""
 PROMPT = tuple(range(3, 40))
@@ -245,6 +246,14 @@ def test_servers_behind_a_router_take_a_broadcast_each(folder, servers):
         (publication,) = published(trainer, 1)
     assert publication.probe_nats < 1e-4 and len(publication.receipt.checksums) > 20
     assert [server.get("/weight_version")[1] for server in servers] == [{"weight_version": "1"}] * 2
+
+
+def test_experts_have_the_names_that_files_have(mixture):
+    folder, _ = mixture
+    with live(folder) as server, trainer_of(folder, [server.url]) as trainer:
+        (publication,) = published(trainer, 1)
+        names = server.service.broadcasts._files.shapes
+    assert "model.layers.0.mlp.experts.3.down_proj.weight" in names and publication.probe_nats < 1e-3
 
 
 # What can go wrong.
