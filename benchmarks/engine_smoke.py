@@ -1,9 +1,12 @@
 """A server of vLLM or SGLang, tried as a run would use it: log-probs, pauses, aborts, and two weight updates with their proofs.
 
-    python benchmarks/engine_smoke.py URL MODEL_FOLDER [--kind vllm|sglang] [--folder SHARED] [--dtype bfloat16]
+    python benchmarks/engine_smoke.py URL MODEL_FOLDER [--kind vllm|sglang] [--transport disk broadcast] [--folder SHARED]
+        [--dtype bfloat16] [--device cpu]
 
-MODEL_FOLDER is what the server was started with; SHARED a folder that the server sees under the same path. The server ends with the
-weights that it began with. The key is read from WHET_ENGINE_KEY. Figures go to standard output as JSON; the status is 0 if all holds.
+MODEL_FOLDER is what the server was started with; SHARED a folder that the server sees under the same path. New weights go by each transport
+in turn: by disk, and to SGLang's routes by a broadcast, too. The broadcast is over NCCL if the model is on a GPU here, which must not be
+the server's; `--device cpu` has it go over gloo. The server ends with the weights that it began with. The key is read from
+WHET_ENGINE_KEY. Figures go to standard output as JSON; the status is 0 if all holds.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import torch
 from machine import machine
 
 from whet.algo.base import Need
+from whet.build.engine import address_of
 from whet.check.findings import line
 from whet.check.server import AREAS, doctor_server, identify
 from whet.core.batch import batch_of
@@ -39,8 +43,8 @@ from whet.model.config import ModelConfig
 from whet.model.meta import without_contents
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
-from whet.transport.senders import sender_of
-from whet.transport.settings import SyncConfig
+from whet.transport.senders import server_sender_of
+from whet.transport.settings import SyncConfig, Syncing
 from whet.types import Finish, Request, SamplingParams
 from whet.types.columns import Ints, Runs
 from whet.types.records import unsampled
@@ -55,26 +59,34 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--kind", choices=sorted(KINDS))
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--transport", nargs="+", choices=["disk", "broadcast"])
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     if doctor_server(asked.url, lambda finding: print(line(finding, AREAS), file=sys.stderr))["failed"]:
         return 2
     kind = asked.kind or identify(asked.url, None).kind
-    model = load_causal(asked.model, ModelConfig(path=str(asked.model), dtype=asked.dtype), trainable=True)
-    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-        found = asyncio.run(asyncio.wait_for(tried(kind, asked.url, model, Path(folder)), LIMIT_S))
+    config = ModelConfig(path=str(asked.model), dtype=asked.dtype, device=asked.device)
+    model = load_causal(asked.model, config, trainable=True)
+    found: dict[str, Any] = {"kind": kind, "url": asked.url}
+    for transport in asked.transport or (["disk", "broadcast"] if KINDS[kind].own_routes else ["disk"]):
+        with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+            sync = Syncing(SyncConfig.model_validate({"transport": transport}), Path(folder))
+            found[transport] = asyncio.run(asyncio.wait_for(tried(kind, asked.url, model, sync), LIMIT_S))
     print(json.dumps({"command": " ".join(["python benchmarks/engine_smoke.py", *sys.argv[1:]]), "machine": machine(), **found}, indent=1))
     return 0
 
 
-async def tried(kind: str, url: str, model: CausalModel, folder: Path) -> dict[str, Any]:
+async def tried(kind: str, url: str, model: CausalModel, sync: Syncing) -> dict[str, Any]:
     start = ServerAt(KINDS[kind], kind, url, lambda tokens: "", direct_names(model), 60.0)
     member = await asyncio.to_thread(start, threading.Event())
     config, bare = PoolConfig(restarts=0), without_contents(model)
-    weights = WeightSync(sender_of(SyncConfig(transport="disk"), bare, folder, "127.0.0.1"), dict(bare.named_weights()))
+    own_routes, backend = KINDS[kind].own_routes, "nccl" if model.device.type == "cuda" else "gloo"
+    sender = server_sender_of(sync.config, bare, sync.folder, address_of([url]), own_routes=own_routes, backend=backend)
+    weights = WeightSync(sender, dict(bare.named_weights()))
     slot = Slot(kind, start, member, breaker_of(config))
     pool = EnginePool([slot], weights, config, deterministic=False, tolerance=SCORE_TOLERANCE[model.dtype])
-    out: dict[str, Any] = {"kind": kind, "url": url}
+    out: dict[str, Any] = {}
     with ThreadPoolExecutor(1) as thread:
         backend = TorchBackend(model, TrainConfig(), None)
         publisher = EnginePublisher(backend, model, pool, thread)
@@ -90,6 +102,7 @@ async def tried(kind: str, url: str, model: CausalModel, folder: Path) -> dict[s
                     "update_s": time.perf_counter() - began,
                     "probe_nats": publication.proof.probe_nats,
                     "proven_share": publication.proof.memory_share,
+                    "checksums": len(publication.receipt.members[0].checksums or ()),
                 } | await replies_and_logprobs(pool, backend, model.vocab_size)
         finally:
             await pool.close()

@@ -27,6 +27,45 @@ def test_what_a_server_of_sglangs_routes_offers(tmp_path, monkeypatch):
     assert areas["model"] == ("ok", "tiny, sequences of 512 tokens, 1 processes") and areas["access"][0] == "ok"
     assert areas["mask"][0] == "ok" and failed == 0
     assert areas["weights"][1].startswith("version 'default'") and "sync.transport=disk" in areas["weights"][1]
+    assert areas["weights"][1].endswith("or by a broadcast (sync.transport=broadcast)")
+    assert areas["proof"][0] == "ok" and "checksums: servers agree on them" in areas["proof"][1]
+
+
+class FakeSglangFacts:
+    """Answers of an SGLang server, as far as weights are asked about."""
+
+    def __init__(self, **changes):
+        self.changes = changes
+
+    def __call__(self, _, url, key, body=None):
+        match url.removeprefix(URL):
+            case "/server_info":
+                return {"tp_size": 2, "dp_size": 1, "pp_size": 1, "version": "0.5.23"} | self.changes.get("facts", {})
+            case "/model_info":
+                return {"weight_version": "default"}
+            case "/begin_weight_update":
+                raise EngineFailed(f": {url}: HTTP Error {self.changes.get('status', 405)}: no")
+            case "/weights_checker" if not self.changes.get("unchecked"):
+                place = {f"{size}_{what}": 0 for size in ("tp", "pp", "dp") for what in ("rank", "size")}
+                return {"success": True, "message": "", "ranks": [{"checksums": {"w": "ab"}, "parallelism_info": place}]}
+            case _:
+                raise EngineFailed(f": {url}: HTTP Error 404: Not Found")
+
+
+@pytest.mark.parametrize(
+    ("changes", "area", "status", "words"),
+    [
+        ({}, "weights", "ok", "or by a broadcast (sync.transport=broadcast)"),
+        ({"status": 404}, "weights", "ok", "not by a broadcast: it has no route /begin_weight_update"),
+        ({"facts": {"pp_size": 2}}, "weights", "ok", "not by a broadcast: SGLang takes no broadcast with 2 stages of a pipeline"),
+        ({}, "proof", "ok", "and 1 checksums"),
+        ({"unchecked": True}, "proof", "warn", "by the log-probs of a fixed prompt alone"),
+    ],
+)
+def test_how_weights_reach_a_server_of_sglang(monkeypatch, changes, area, status, words):
+    monkeypatch.setattr("whet.check.server.ask", FakeSglangFacts(**changes))
+    areas, _ = found_by(URL)
+    assert areas[area][0] == status and words in areas[area][1], areas[area]
 
 
 def test_a_key_is_asked_for_by_name(tmp_path, monkeypatch):

@@ -11,7 +11,9 @@ import pytest
 
 from tests.serve.serve_setup import assert_all_free, is_idle, live, scheduler_of
 from whet.serve import endpoint
+from whet.serve.access import ADMIN as CONTROL
 from whet.serve.access import Keys, check_exposure, is_loopback
+from whet.serve.app import CHANGE
 
 API, ADMIN = "an-api-key-of-length", "an-admin-key-of-length"
 LONG = {"max_new_tokens": 400, "ignore_eos": True}
@@ -126,6 +128,10 @@ def test_keys(models):
         for path in ("/abort_request", "/pause_generation", "/continue_generation", "/flush_cache", "/update_weights_from_disk"):
             assert server.send(path, {}, **bearer(API))[0] == 401
         assert server.send("/flush_cache", {}, **bearer(ADMIN))[0] == 200
+
+
+def test_every_route_that_changes_something_is_one_of_control():
+    assert set(CHANGE) <= CONTROL
 
 
 def test_beyond_this_machine_control_needs_a_key_of_its_own(models):

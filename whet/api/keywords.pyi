@@ -538,7 +538,7 @@ class SglangTable(TypedDict, total=False):
 
 class SyncTable(TypedDict, total=False):
     transport: Literal["auto", "shared", "ipc", "broadcast", "disk", "delta"]
-    """Transport of weights. shared: one file in the machine's memory, which all engines map; ipc: memory of the trainer's device that engines on the same machine open; broadcast: a process group (gloo); disk: a folder in Hugging Face format for each version; delta: only the changes since the version before, compressed; auto: shared."""
+    """Transport of weights. shared: one file in the machine's memory, which all engines map; ipc: memory of the trainer's device that engines on the same machine open; broadcast: a process group (gloo; to SGLang's servers NCCL on GPUs); disk: a folder in Hugging Face format for each version; delta: only the changes since the version before, compressed; auto: shared."""
     timeout_s: float
     """Seconds that an engine may take over a version before the run stops. By broadcast and ipc they bound each of these waits: for the engine to arrive, for a message, and, once everything is sent, for the engine's answer."""
     max_buffer_bytes: int
@@ -1168,7 +1168,7 @@ class TrainSettings(TypedDict, total=False):
     sync: SyncTable
     """Transfer of new weights to engines in processes of their own."""
     sync__transport: Literal["auto", "shared", "ipc", "broadcast", "disk", "delta"]
-    """Transport of weights. shared: one file in the machine's memory, which all engines map; ipc: memory of the trainer's device that engines on the same machine open; broadcast: a process group (gloo); disk: a folder in Hugging Face format for each version; delta: only the changes since the version before, compressed; auto: shared."""
+    """Transport of weights. shared: one file in the machine's memory, which all engines map; ipc: memory of the trainer's device that engines on the same machine open; broadcast: a process group (gloo; to SGLang's servers NCCL on GPUs); disk: a folder in Hugging Face format for each version; delta: only the changes since the version before, compressed; auto: shared."""
     sync__timeout_s: float
     """Seconds that an engine may take over a version before the run stops. By broadcast and ipc they bound each of these waits: for the engine to arrive, for a message, and, once everything is sent, for the engine's answer."""
     sync__max_buffer_bytes: int

@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from whet.build.engine import EngineSpec, Syncing, build_engine, build_servers, engine_model
 from whet.build.session import OpenRun
 from whet.build.trained import load_trained
@@ -22,6 +24,7 @@ from whet.data.source import load_tasks
 from whet.data.template import Renderer, load_renderer
 from whet.engine.base import Engine
 from whet.engine.embedded.config import EmbeddedConfig
+from whet.engine.embedded.engine import EmbeddedEngine
 from whet.engine.embedded.grammar import Grammars
 from whet.engine.embedded.room import with_cache
 from whet.engine.embedded.tokenizer import EngineTokenizer
@@ -35,6 +38,8 @@ from whet.evaluate.evaluation import EvaluationSet, set_folder
 from whet.files import replace_file
 from whet.loop import Observer
 from whet.model.causal import CausalModel, load_causal, pick_device, torch_thread
+from whet.model.meta import without_contents
+from whet.model.naming import Naming
 from whet.observe.build_display import build_display
 from whet.observe.display import Headline
 from whet.observe.prometheus import PrometheusTracker
@@ -206,7 +211,26 @@ def build_service(config: ServeConfig) -> Iterator[Service]:
             texts=texts,
             load=lambda source: load_causal(source, on_cpu, trainable=False).named_weights(),
             try_grammar=grammars.check,
+            files=ModelFiles(Naming(without_contents(model))),
+            digests=engine.digests if isinstance(engine, EmbeddedEngine) else None,
         )
+
+
+class ModelFiles:
+    """The `FileTensors` of a model.
+
+    Args:
+        naming: names of the model's tensors in files.
+    """
+
+    def __init__(self, naming: Naming) -> None:
+        self._naming = naming
+        parts = (part for name, tensor in naming.parameters.items() for part in naming.to_files(name, tensor))
+        self.shapes = {file: tensor.shape for file, tensor in parts}
+
+    def own(self, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+        """As `FileTensors.own`."""
+        return [(name, self._naming.from_files(name, tensors.__getitem__)) for name in self._naming.parameters]
 
 
 def sized(config: RunConfig, model: CausalModel) -> EmbeddedConfig:

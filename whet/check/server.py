@@ -14,6 +14,9 @@ from whet.engine.base import EngineFailed
 from whet.engine.layout import NOTHING
 from whet.engine.servers.http import KEY
 from whet.engine.servers.start import ask
+from whet.engine.sglang.checksums import ROUTE as CHECKSUMS
+from whet.engine.sglang.checksums import checksums_of
+from whet.engine.sglang.start import SIZES, no_broadcast
 from whet.engine.vllm.start import NEEDED, has_plugin
 from whet.types import JSON
 
@@ -41,6 +44,14 @@ class Server:
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return ask("", self.url + path, self.key, body)
+
+    def has_route(self, path: str) -> bool:
+        """True if the server knows a route that is called by POST; it is not."""
+        try:
+            self.get(path)
+        except EngineFailed as error:
+            return "HTTP Error 404" not in str(error)
+        return True
 
     def sample(self, *, experts: bool = False, **options: Any) -> FirstToken:
         """The first token of a reply, with the two most likely ones; `experts`: with those of the prompt's tokens.
@@ -202,8 +213,7 @@ def check_experts(server: Server) -> Iterator[Note]:
 def check_weights(server: Server) -> Iterator[Note]:
     """Report the label of the weights, and the ways that new ones can come."""
     if server.kind == "sglang":
-        label = server.get("/model_info")["weight_version"]
-        yield ok(f"version {label!r}; new ones from a folder (sync.transport=disk), which the server must see under the same path")
+        yield _sglang_weights(server)
         return
     label, plugin = server.get("/weight_info")["weight_version"], has_plugin(server.url, server.key)
     if plugin:
@@ -215,10 +225,29 @@ def check_weights(server: Server) -> Iterator[Note]:
         )
 
 
+def _sglang_weights(server: Server) -> Note:
+    """The ways that new weights can come to a server of SGLang's routes."""
+    label, facts = server.get("/model_info")["weight_version"], server.get("/server_info")
+    folder = "from a folder (sync.transport=disk), which the server must see under the same path"
+    sizes = {size: int(facts.get(size) or 1) for size in SIZES}
+    why = no_broadcast(sizes, dp_attention=bool(facts.get("enable_dp_attention")))
+    if not why and not server.has_route("/begin_weight_update"):
+        why = "it has no route /begin_weight_update, which newer versions of SGLang have"
+    if why:
+        return ok(f"version {label!r}; new ones {folder}, and not by a broadcast: {why}")
+    return ok(f"version {label!r}; new ones {folder}, or by a broadcast (sync.transport=broadcast)")
+
+
 def check_proof(server: Server) -> Iterator[Note]:
     """Report how much of the weights in the server's memory can be compared."""
     if server.kind == "sglang":
-        yield ok("by the log-probs of a fixed prompt: SGLang tells no digests that the trainer could compute")
+        prompt = "by the log-probs of a fixed prompt"
+        try:
+            found = checksums_of("", server.post(CHECKSUMS, {"action": "checksum"}))
+        except EngineFailed as error:
+            yield warn(f"{prompt} alone: {str(error).removeprefix(': ')}")
+            return
+        yield ok(f"{prompt}, and {len(found)} checksums: servers agree on them, and they change with the weights; the trainer has none")
         return
     sums = server.post("/weight_checker", {"action": "checksum"})["checksums"]
     packed = sum(digest == NOTHING for digest in sums.values())

@@ -21,6 +21,7 @@ from whet.algo.base import Need
 from whet.core.batch import TrainBatch, batch_of
 from whet.core.nonfinite import NonFinite
 from whet.engine.base import SCORE_TOLERANCE, Engine, EngineFailed, nats_apart
+from whet.engine.checksums import ChecksumHistory
 from whet.engine.layout import Heads, expected
 from whet.engine.pool.pool import EnginePool
 from whet.engine.proofs import ProofTable
@@ -159,6 +160,7 @@ class EnginePublisher:
     def __init__(self, backend: Trained, model: CausalModel, engine: Engine, thread: Executor) -> None:
         self._backend, self._model, self._engine, self._thread = backend, model, engine, thread
         self._table = ProofTable()
+        self._checksums = ChecksumHistory()
         self._failed = False
         """True while the engine stays paused because the last version was not proven."""
         self._probe = Ints((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
@@ -206,6 +208,7 @@ class EnginePublisher:
         answers = receipt.members or (receipt,)
         for answer in answers:
             self._check(answer, version, sent if receipt.sent is None else receipt.sent, held)
+        self._checksums.check(answers, sent, str(self._backend.dtype).removeprefix("torch."))
         alike = sent.keys() if receipt.sent is None else {name for name, digest in sent.items() if receipt.sent.get(name) == digest}
         share = await loop.run_in_executor(self._thread, self._check_layouts, answers, version, alike)
         probe_nats = await self._compare_probe(version)

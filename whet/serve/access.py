@@ -22,6 +22,8 @@ ADMIN = frozenset(
     {
         *("/abort_request", "/inference/v1/abort_requests"),
         *("/pause_generation", "/continue_generation", "/flush_cache", "/update_weights_from_disk"),
+        *("/init_weights_update_group", "/destroy_weights_update_group", "/begin_weight_update", "/update_weights_from_distributed"),
+        *("/end_weight_update", "/update_weight_version", "/weights_checker"),
     }
 )
 MIN_KEY = 16

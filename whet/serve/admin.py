@@ -162,6 +162,7 @@ async def server_info(service: Service, value: JSON) -> Response:
             "served_model_name": service.name,
             "host": config.host,
             "port": config.port,
+            "dtype": config.model.dtype,
             "weight_version": service.control.label(engine.version),
             "context_length": engine.capabilities.max_tokens,
             "max_running_requests": config.limits.max_running,

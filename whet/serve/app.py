@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from whet.serve import admin
+from whet.serve import admin, weights
 from whet.serve.anthropic_messages import count_tokens, prepare_messages
 from whet.serve.endpoint import CommandEndpoint, Generation, Handle, Prepare, error_response
 from whet.serve.errors import KINDS, ApiError
@@ -49,6 +49,13 @@ CHANGE: Mapping[str, Handle] = {
     "/continue_generation": admin.continue_generation,
     "/flush_cache": admin.flush_cache,
     "/update_weights_from_disk": admin.update_weights_from_disk,
+    "/init_weights_update_group": weights.init_weights_update_group,
+    "/destroy_weights_update_group": weights.destroy_weights_update_group,
+    "/begin_weight_update": weights.begin_weight_update,
+    "/update_weights_from_distributed": weights.update_weights_from_distributed,
+    "/end_weight_update": weights.end_weight_update,
+    "/update_weight_version": weights.update_weight_version,
+    "/weights_checker": weights.weights_checker,
     "/inference/v1/abort_requests": abort_requests,
 }
 ALSO_GET = ("/flush_cache",)

@@ -76,13 +76,37 @@ class Control:
             raise WeightsRefused(f"model_path: {str(folder)[:200]!r} is no folder's name: {error}") from None
         if not there:
             raise WeightsRefused(f"model_path: there is no folder {str(folder)[:200]!r} on the server's machine")
+        source = str(folder)
+        return await self.take_over(lambda: self._load(folder), label, source, abort_running=abort_running, keep_paused=keep_paused)
+
+    async def take_over(
+        self,
+        load: Callable[[], Iterable[tuple[str, Tensor]]],
+        label: str | None,
+        source: str,
+        *,
+        abort_running: bool = False,
+        keep_paused: bool = False,
+    ) -> str:
+        """Serve weights from the next token on, as `update`.
+
+        Args:
+            load: gives the weights, on a thread. Raises ValueError if they cannot be used.
+            label: what the new version is called; None: its number.
+            source: where they come from, in words.
+            abort_running: end what is running.
+            keep_paused: sample nothing afterwards.
+
+        Raises:
+            WeightsRefused: as `update`.
+        """
         async with self._changing, self._still(keep_paused):
             if abort_running:
                 await self._calls.abort_all("the weights were updated")
             version = self._engine.version + 1
             self._labels[version] = str(version) if label is None else label
             try:
-                weights = await asyncio.to_thread(self._load, folder)
+                weights = await asyncio.to_thread(load)
                 receipt = await self._engine.update(weights, version)
             except (ValueError, OSError) as error:
                 raise WeightsRefused(str(error)) from error
@@ -90,10 +114,14 @@ class Control:
             wrong = [name for name, digest in arrived.items() if resident.get(name, digest) != digest]
             if wrong or receipt.num_stale_tokens:
                 raise WeightsRefused(
-                    f"the engine does not hold what {folder} has ({len(wrong)} tensors differ, {receipt.num_stale_tokens} tokens are "
+                    f"the engine does not hold what {source} has ({len(wrong)} tensors differ, {receipt.num_stale_tokens} tokens are "
                     "cached from older weights); do not use it, start it anew"
                 )
             return self._labels[version]
+
+    def rename(self, label: str) -> None:
+        """Call the engine's present version something else."""
+        self._labels[self._engine.version] = label
 
     @asynccontextmanager
     async def _still(self, keep_paused: bool) -> AsyncIterator[None]:

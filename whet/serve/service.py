@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, cast
@@ -15,6 +15,7 @@ from whet.data.template import Renderer
 from whet.engine.base import Engine
 from whet.serve.bodies import BodyMemory
 from whet.serve.bounds import CHARACTERS_EACH, num_characters, texts_in
+from whet.serve.broadcast import Broadcasts, FileTensors
 from whet.serve.calls import Calls, Generate
 from whet.serve.control import Control, LoadWeights
 from whet.serve.errors import ApiError
@@ -84,6 +85,10 @@ class Service:
     """Samples requests; None: the engine does."""
     any_model: bool = False
     """Requests may name any model."""
+    files: FileTensors | None = None
+    """The model's weights as a trainer broadcasts them; None: none are taken."""
+    digests: Callable[[], Awaitable[Mapping[str, str]]] | None = None
+    """Tells a digest of each tensor in the engine's memory; None: it cannot tell."""
     began: int = field(default_factory=lambda: int(time.time()))
     grammars: Executor = field(init=False)
     """Thread that reads grammars: a large one delays other grammars only. It is made for the first
@@ -92,6 +97,7 @@ class Service:
     gate: Gate = field(init=False)
     calls: Calls = field(init=False)
     control: Control = field(init=False)
+    broadcasts: Broadcasts = field(init=False)
     health: asyncio.Task[None] | None = field(init=False, default=None)
     """The newest look at the engine's health, which all who ask meanwhile wait for."""
 
@@ -102,6 +108,7 @@ class Service:
         self.gate = Gate(limits.max_running, limits.max_waiting)
         self.calls = Calls(self.engine, self.gate, limits.timeout_s, self.generate)
         self.control = Control(self.engine, self.calls, self.load, self.config.weight_version)
+        self.broadcasts = Broadcasts(self.files, self.config.engine.embedded.tensor_parallel)
 
     @property
     def name(self) -> str:

@@ -78,6 +78,23 @@ class BroadcastTicket:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerBroadcastTicket:
+    """The weights come through a process group that servers join by their own routes, named and cut as in Hugging Face files."""
+
+    version: int
+    host: str
+    port: int
+    """Port of the store (torch's) where the group meets, and where buckets are announced."""
+    serial: int
+    """Number of the broadcast at this store."""
+    receivers: tuple[str, ...]
+    """As in `BroadcastTicket`."""
+    backend: str
+    """gloo, or nccl, where the trainer and all servers are on CUDA devices of their own."""
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DiskTicket:
     """The weights lie in a folder in Hugging Face format."""
 
@@ -94,7 +111,7 @@ class DeltaTicket:
     folder: Path
 
 
-Ticket = SharedTicket | BroadcastTicket | DiskTicket | DeltaTicket
+Ticket = SharedTicket | BroadcastTicket | ServerBroadcastTicket | DiskTicket | DeltaTicket
 """Data that an engine needs to fetch one version: small and picklable."""
 
 

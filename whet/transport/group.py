@@ -89,21 +89,49 @@ def join(store: Store, ticket: BroadcastTicket, rank: int) -> WeightGroup:
     Raises:
         RuntimeError: if one of them is not, or not in time.
     """
-    timeout, joining = timedelta(seconds=ticket.timeout_s), timedelta(seconds=min(JOIN_TIMEOUT_S, ticket.timeout_s))
     place, size = PrefixStore(f"group/{ticket.group}", store), 1 + len(ticket.receivers)
-    if ticket.backend == "nccl":
+    kind = IpcGroup if ticket.backend == "ipc" else WeightGroup
+    return _connected(place, rank, size, ticket.backend, own_address(ticket.host, ticket.port), ticket.timeout_s, kind)
+
+
+def join_by_name(store: Store, name: str, rank: int, size: int, backend: str, address: str, timeout_s: float) -> WeightGroup:
+    """Connect to the others where `torch.distributed` looks for them when it makes a group of that name: SGLang's servers do so
+    (`init_custom_process_group`).
+
+    Args:
+        store: the store that all of them reach.
+        name: name of the group.
+        rank: rank of this process.
+        size: number of ranks.
+        backend: gloo or nccl.
+        address: this machine's, on the way to the others.
+        timeout_s: seconds that a message may take.
+
+    Raises:
+        RuntimeError: as `join`.
+    """
+    place = PrefixStore(name, store)  # the caller's
+    place = PrefixStore(f"{name}/", place)  # torch's, for the group
+    place = PrefixStore("cuda/" if backend == "nccl" else "cpu/", place)  # and for the first device of its backend
+    return _connected(place, rank, size, backend, address, timeout_s, WeightGroup)
+
+
+def own_address(host: str, port: int) -> str:
+    """This machine's address on the way to another; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
+
+
+def _connected(
+    place: Store, rank: int, size: int, backend: str, address: str, timeout_s: float, kind: type[WeightGroup]
+) -> WeightGroup:
+    timeout, joining = timedelta(seconds=timeout_s), timedelta(seconds=min(JOIN_TIMEOUT_S, timeout_s))
+    if backend == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())
         chosen = dist.ProcessGroupNCCL.Options()
         chosen._timeout = timeout
         return WeightGroup(dist.ProcessGroupNCCL(place, rank, size, chosen), device, timeout)
     options = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-    options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=_own_address(ticket))], joining
-    kind = IpcGroup if ticket.backend == "ipc" else WeightGroup
+    options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=address)], joining
     return kind(ProcessGroupGloo(place, rank, size, options), torch.device("cpu"), timeout)
-
-
-def _own_address(ticket: BroadcastTicket) -> str:
-    """This machine's address on the way to the others; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((ticket.host, ticket.port))
-        return str(probe.getsockname()[0])

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from whet.model.decoder import DecoderModel
+from whet.model.meta import without_contents
+from whet.model.naming import Naming
 from whet.model.quantization import Quantization
 from whet.transport.base import Sender
 from whet.transport.broadcast import BroadcastSender
 from whet.transport.delta import DeltaSender
 from whet.transport.disk import DiskSender
 from whet.transport.folder import FolderWriter
+from whet.transport.server_broadcast import ServerBroadcastSender
 from whet.transport.settings import SyncConfig
 from whet.transport.shared import SharedSender
 from whet.transport.versions import KEPT
@@ -40,3 +43,26 @@ def sender_of(
             return DiskSender(where, KEPT, config.timeout_s, FolderWriter(model, config.max_buffer_bytes, quantization))
         case "delta":
             return DeltaSender(where, KEPT, config.timeout_s, FolderWriter(model, config.max_buffer_bytes))
+
+
+def server_sender_of(
+    config: SyncConfig, model: DecoderModel, folder: Path, address: str, own_routes: str | None, quantization: Quantization | None = None
+) -> Sender:
+    """The trainer's end of the transport to servers.
+
+    Args:
+        config: `[sync]`; `auto` is disk.
+        model: model of the servers' shape.
+        folder: as in `sender_of`.
+        address: as in `sender_of`.
+        own_routes: gloo or nccl: the servers take a broadcast over it by routes of their own; None: they have none.
+        quantization: as in `sender_of`; what is sent has the names of files already then.
+
+    Raises:
+        ValueError: if the model's tensors cannot be sent one after another.
+    """
+    if config.transport == "broadcast" and own_routes is not None:
+        to_files = Naming(without_contents(model)).to_files if quantization is None else lambda name, tensor: [(name, tensor)]
+        return ServerBroadcastSender(address, config.timeout_s, config.max_buffer_bytes, own_routes, to_files)
+    transport = "disk" if config.transport == "auto" else config.transport
+    return sender_of(config.model_copy(update={"transport": transport}), model, folder, address, quantization)

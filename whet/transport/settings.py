@@ -18,7 +18,7 @@ class SyncConfig(Config):
     transport: Literal["auto", "shared", "ipc", "broadcast", "disk", "delta"] = "auto"
     """Transport of weights. shared: one file in the machine's memory, which all engines map; ipc:
     memory of the trainer's device that engines on the same machine open; broadcast: a process group
-    (gloo); disk: a folder in Hugging Face format for each version; delta: only the changes since the
+    (gloo; to SGLang's servers NCCL on GPUs); disk: a folder in Hugging Face format for each version; delta: only the changes since the
     version before, compressed; auto: shared."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Seconds that an engine may take over a version before the run stops. By broadcast and ipc they

@@ -211,6 +211,11 @@ class Receipt:
     """Digest of each tensor as the engine now holds it in its own memory, tied names and buffers included; None likewise."""
     layout: Mapping[str, str] | None = None
     """SHA-256 of each parameter as a server holds it, in its own layout (`whet/engine/layout.py`); None: it does not tell."""
+    checksums: Mapping[str, str] | None = None
+    """A server's own checksums of its parameters, by process and name, which the trainer cannot compute; None: it does not tell. Servers
+    of one layout that hold the same have the same."""
+    dtype: str | None = None
+    """Type that a server holds its weights in, as torch names it; None: it does not tell, or quantises them."""
     size_bytes: int = 0
     """Size of the tensors that arrived."""
     num_stale_tokens: int = 0

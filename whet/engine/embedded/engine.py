@@ -174,6 +174,10 @@ class EmbeddedEngine:
     async def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         return await self._runner.between_steps(lambda: self._take_over(weights, version))
 
+    async def digests(self) -> dict[str, str]:
+        """Digest of each tensor that it now holds, as `Receipt.resident`."""
+        return await self._runner.between_steps(self._digests)
+
     async def flush(self) -> None:
         await self._runner.between_steps(self.core.forget)
 
@@ -316,8 +320,7 @@ class EmbeddedEngine:
         wire = list(weights) if arrived is None else []
         self.core.begin_version(version)
         self._updated, self._asleep = True, False
-        with self.core.ranks.together():
-            resident = self.core.ranks.digests(self.core.model)
+        resident = self._digests()
         if arrived is None:
             same = all(own.get(name) is tensor for name, tensor in wire)
             digests = {name: resident[name] for name, _ in wire} if same else digests_of(wire)
@@ -331,6 +334,10 @@ class EmbeddedEngine:
             wire_bytes=0 if kept else arrived.size_bytes,
             load_s=time.perf_counter() - began,
         )
+
+    def _digests(self) -> dict[str, str]:
+        with self.core.ranks.together():
+            return dict(self.core.ranks.digests(self.core.model))
 
     def _copy(self, own: dict[str, Tensor], weights: Iterable[tuple[str, Tensor]], version: int) -> Arrived:
         """Copy what arrives into the engine's own weights; a stream that breaks off in the middle leaves it unable to sample."""

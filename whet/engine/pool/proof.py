@@ -88,7 +88,9 @@ async def prove(name: str, member: Member, now: Published, weights: WeightSync, 
 
 def _differences(one: Receipt, other: Receipt) -> list[str]:
     """Differences between what two members hold and between what arrived there, as far as both can tell."""
-    pairs = ((one.resident, other.resident), (one.layout, other.layout), (one.wire, other.wire))
+    pairs = [(one.resident, other.resident), (one.layout, other.layout), (one.wire, other.wire)]
+    if one.checksums is not None and other.checksums is not None and one.checksums.keys() == other.checksums.keys():
+        pairs.append((one.checksums, other.checksums))
     found = [differences(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
     return next((wrong for wrong in found if wrong), [])
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from whet.engine.base import EngineFailed, PrefixUse, nats_apart
+from whet.engine.checksums import check_agreement
 from whet.engine.embedded.stops import Decode
 from whet.engine.servers.http import KEY, HttpServer
 from whet.engine.servers.member import ServerMember
@@ -49,7 +50,8 @@ class RouterWire:
         self._servers, self._tolerance, self._router = servers, tolerance, first.through(router)
         self.kind = f"{first.kind} behind a router"
         receivers = tuple(name for wire in every for name in wire.served.receivers)
-        self.served = Served(min(wire.served.max_tokens for wire in every), receivers, first.served.label)
+        (dtype, *others) = {wire.served.dtype for wire in every}
+        self.served = Served(min(wire.served.max_tokens for wire in every), receivers, first.served.label, None if others else dtype)
 
     def through(self, router: HttpServer) -> Wire:
         return self._router.through(router)
@@ -95,6 +97,16 @@ class RouterWire:
 
     async def held(self) -> dict[str, str] | None:
         return _same(await self._each({name: wire.held() for name, wire in self._servers.items()}), "holds other weights than")
+
+    async def checksums(self) -> dict[str, str] | None:
+        """As `Wire.checksums`, of the first server: servers of one layout agree.
+
+        Raises:
+            EngineFailed: if they do not.
+        """
+        found = await self._each({name: wire.checksums() for name, wire in self._servers.items()})
+        check_agreement({name: each for name, each in found.items() if each is not None})
+        return next(iter(found.values()))
 
     async def label(self) -> str:
         return _same(await self._each({name: wire.label() for name, wire in self._servers.items()}), "has another version than")

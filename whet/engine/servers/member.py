@@ -308,7 +308,7 @@ class ServerMember:
                 if self._asleep:
                     await self._wire.wake("kv_cache")
                 await self.flush()
-                held = await self._wire.held()
+                held, checksums = await self._wire.held(), await self._wire.checksums()
                 label = await self._wire.label()
                 if label != str(version):
                     raise EngineFailed(f"it calls its weights {label!r} after the update")
@@ -318,7 +318,8 @@ class ServerMember:
             self._version, self._label, self._asleep, self._updated = version, label, False, True
             if self._open.is_set():
                 await self._resume_there()
-        return Receipt(version, wire, None, held, engine=self.name, load_s=time.monotonic() - began)
+        dtype, load_s = self._wire.served.dtype, time.monotonic() - began
+        return Receipt(version, wire, None, held, checksums, dtype, engine=self.name, load_s=load_s)
 
     # Supervision.
 

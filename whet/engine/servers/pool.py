@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from whet.engine.base import SCORE_TOLERANCE
 from whet.engine.embedded.stops import Decode
 from whet.engine.pool.config import PoolConfig
@@ -25,7 +27,7 @@ from whet.model.meta import without_contents
 from whet.model.naming import Naming
 from whet.model.quantization import Quantization, quantized
 from whet.transport.quantize import QuantizedStream
-from whet.transport.senders import sender_of
+from whet.transport.senders import server_sender_of
 from whet.transport.settings import Syncing
 
 Start = StartMember[ServerMember]
@@ -105,12 +107,14 @@ def servers_engine(
 
     Raises:
         EngineFailed: if one of them does not start, or lacks what whet needs.
+        ValueError: if weights cannot reach them.
     """
     bare = without_contents(model)
     starts = servers.starts(model, pool)
-    transport = "disk" if sync.config.transport == "auto" else sync.config.transport
-    config = sync.config.model_copy(update={"transport": transport})
-    sender = sender_of(config, bare, sync.folder, address, servers.quantization)
+    own_routes, backend = KINDS[servers.config.name].own_routes, "nccl" if model.device.type == "cuda" else "gloo"
+    if own_routes and sync.config.transport == "broadcast":
+        check_devices(servers.config, backend, torch.cuda.device_count())
+    sender = server_sender_of(sync.config, bare, sync.folder, address, backend if own_routes else None, servers.quantization)
     members = start_all(starts)
     slots = [Slot(name, start, members[name], breaker_of(pool)) for name, start in starts.items()]
     quantize = None if servers.quantization is None else partial(QuantizedStream, naming=Naming(bare), quantization=servers.quantization)
@@ -123,6 +127,24 @@ def servers_engine(
         tolerance=SCORE_TOLERANCE[model.dtype],
         quantized_nats=0.0 if servers.quantization is None else servers.quantization.nats,
     )
+
+
+def check_devices(servers: ServersConfig, backend: str, num_devices: int) -> None:
+    """Refuse a broadcast over NCCL between processes that share a GPU: it would wait forever.
+
+    Args:
+        servers: the servers.
+        backend: of the broadcast.
+        num_devices: GPUs that torch sees here.
+
+    Raises:
+        ValueError: if the servers that whet starts have no GPU of their own.
+    """
+    if backend == "nccl" and not servers.urls and num_devices < 2:
+        raise ValueError(
+            f"sync.transport=broadcast sends over NCCL, which needs a GPU for the trainer and others for engine.servers, and torch sees "
+            f"{num_devices}: set sync.transport=disk"
+        )
 
 
 def start_all(starts: Mapping[str, Start]) -> dict[str, ServerMember]:

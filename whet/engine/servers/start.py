@@ -48,6 +48,8 @@ class ServerKind(Protocol):
     """As in `engine.name`."""
     title: str
     """In messages: vLLM, SGLang."""
+    own_routes: bool
+    """Such servers take a broadcast of weights by routes of their own (`ServerBroadcastTicket`)."""
 
     def command(self, folder: Path, port: int, dtype: str, args: Mapping[str, Any]) -> list[str]:
         """Module and arguments of a server of this machine.

@@ -43,6 +43,8 @@ class Served:
     """Names of its processes that take weights over, in the order of their ranks."""
     label: str
     """Its label of the weights that it holds."""
+    dtype: str | None = None
+    """As in `Receipt`."""
 
 
 class Wire(Protocol):
@@ -93,6 +95,10 @@ class Wire(Protocol):
 
     async def held(self) -> dict[str, str] | None:
         """SHA-256 of each parameter in the server's memory, as `Receipt.layout`; None: it does not tell."""
+        ...
+
+    async def checksums(self) -> dict[str, str] | None:
+        """The server's own checksums of its parameters, as `Receipt.checksums`; None: it does not tell."""
         ...
 
     async def label(self) -> str:

@@ -15,6 +15,9 @@ from whet.engine.sglang.routes import SglangWire
 
 SERVER = "sglang.launch_server"
 OWN_ARGS = {"incremental_streaming_output": True}
+SIZES = ("tp_size", "pp_size", "dp_size")
+DTYPES = {name: name for name in ("float32", "float16", "bfloat16")} | {"float": "float32", "half": "float16"}
+"""Types by the names of SGLang's argument `dtype`. `auto` tells none."""
 FIXED = {"model_path", "model", "host", "port", *OWN_ARGS}
 
 
@@ -22,6 +25,7 @@ class Sglang:
     """The `ServerKind` of SGLang's servers."""
 
     name, title = "sglang", "SGLang"
+    own_routes = True
 
     def command(self, folder: Path, port: int, dtype: str, args: Mapping[str, Any]) -> list[str]:
         every = {"model_path": str(folder), "host": LOOPBACK, "port": port, "dtype": dtype, "log_level": "warning", **OWN_ARGS}
@@ -40,13 +44,23 @@ class Sglang:
         models = ask(name, url + "/v1/models", key).get("data") or [{}]
         if "weight_version" not in model:
             raise EngineFailed(f"{name}: the server at {url} has no version of its weights in /model_info; take SGLang 0.5.23 or newer")
-        ranks = range(int(facts.get("tp_size") or 1) * int(facts.get("pp_size") or 1) * int(facts.get("dp_size") or 1))
+        sizes = {size: int(facts.get(size) or 1) for size in SIZES}
         served = Served(
             max_tokens=int(models[0].get("max_model_len") or 0),
-            receivers=tuple(f"{url} rank {rank}" for rank in ranks),
+            receivers=tuple(f"{url} rank {rank}" for rank in range(sizes["tp_size"])),
             label=str(model["weight_version"]),
+            dtype=None if facts.get("quantization") else DTYPES.get(str(facts.get("dtype"))),
         )
-        return SglangWire(server, served)
+        return SglangWire(server, served, no_broadcast(sizes, dp_attention=bool(facts.get("enable_dp_attention"))))
 
     def connect_fixed(self, server: HttpServer, key: str | None) -> SglangWire:
         return self.connect(server, key, None)
+
+
+def no_broadcast(sizes: Mapping[str, int], *, dp_attention: bool) -> str:
+    """The reason why SGLang cannot take a broadcast; "": it can. A process's rank in the group is that of tensor parallelism alone."""
+    if sizes["pp_size"] > 1:
+        return f"SGLang takes no broadcast with {sizes['pp_size']} stages of a pipeline (--pp-size): they would have the same ranks"
+    if sizes["dp_size"] > 1 and not dp_attention:
+        return f"SGLang takes no broadcast with {sizes['dp_size']} replicas (--dp-size) without --enable-dp-attention"
+    return ""

@@ -92,6 +92,9 @@ class VllmWire:
         except EngineRefused:  # a server without this route
             return None
 
+    async def checksums(self) -> None:
+        """None: `held` has digests that the trainer can compute."""
+
     async def label(self) -> str:
         return (await self._server.get("/weight_info"))["weight_version"]
 

@@ -39,6 +39,7 @@ class Vllm:
     """The `ServerKind` of vLLM's servers."""
 
     name, title = "vllm", "vLLM"
+    own_routes = False
 
     def command(self, folder: Path, port: int, dtype: str, args: Mapping[str, Any]) -> list[str]:
         """As `ServerKind.command`, with a seed of its own: servers of one seed draw the same noise."""
