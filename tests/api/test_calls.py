@@ -237,7 +237,9 @@ def test_evaluate_and_generate(here, capsys):
     run = whet.evaluate("model", ROWS, reward=score, rollout=SMALL["rollout"], observe__display="none")
     assert run.results["eval/test/tasks"] == len(ROWS) and run.folder.parent.name.startswith("evaluate-")
     run.show(num=1)
-    assert QUESTION in capsys.readouterr().out
+    assert QUESTION in capsys.readouterr().out and len(run.records()) == len(ROWS)
+    with pytest.raises(ValueError, match="is of an evaluation, which writes no model"):
+        run.push_to_hub("me/x")
     found = whet.generate("model", ["a", "b"], samples=2, reward=lambda t: 3.0, rollout=SMALL["rollout"])
     assert len(found) == 4 and {t.rewards.total for t in found} == {3.0}
     (silent,) = whet.generate("model", "a", rollout={**SMALL["rollout"], "temperature": 0})

@@ -96,6 +96,19 @@ def test_frames_are_rows(package):
     assert (first, second) == ({"prompt": "a", "label": 1.5, "n": 1}, {"prompt": "b", "label": None, "n": 2})
 
 
+def test_whole_numbers_of_a_frame_some_of_which_are_missing_stay_whole():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([{"label": 2, "x": 1.5, "y": 3.0}, {"label": None, "x": None, "y": 4.0}])
+    rows = [json.loads(line) for line in rows_text(frame, "data").splitlines()]
+    assert [repr(row) for row in rows] == ["{'label': 2, 'x': 1.5, 'y': 3.0}", "{'label': None, 'x': None, 'y': 4.0}"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"^run_dir: .*file/run cannot be written: Not a directory; choose another with run_dir=PATH"):
+        read_given({"data": {"train": ROWS}}, {}).write_rows(tmp_path / "file/run")
+
+
 class Dataset:
     """A data set as `datasets` has it, as far as it is looked at."""
 

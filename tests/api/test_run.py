@@ -37,6 +37,23 @@ def test_figures_of_a_run(folder):
         whet.Run(folder / "model")
 
 
+@pytest.mark.parametrize(
+    ("values", "settings", "best"),
+    [
+        ({"eval/sft/loss": [5.7, 5.4, 9.7]}, "", ("eval/sft/loss", 1)),
+        ({"eval/dpo/loss": [0.7, 0.9, 0.2], "eval/dpo/accuracy": [0.5, 0.8, 0.6]}, "", ("eval/dpo/accuracy", 1)),
+        ({"eval/a/mean@1": [0.1, 0.3, 0.2], "eval/a/reward/total": [1.0, 0.0, 0.5]}, "", ("eval/a/reward/total", 0)),
+        ({"eval/sft/loss": [5.7, 5.4, 9.7]}, '[checkpoint]\nbest = "eval/sft/loss"\nbest_mode = "max"\n', ("eval/sft/loss", 2)),
+    ],
+)
+def test_the_best_evaluation_is_the_highest_reward_or_accuracy_or_else_the_lowest_loss(tmp_path, values, settings, best):
+    (tmp_path / "config.toml").write_text(settings)
+    rows = [{"step": step, **{name: each[step] for name, each in values.items()}} for step in range(3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = whet.Run(tmp_path).best
+    assert (found.metric, found.step) == best and found.value == values[best[0]][best[1]]
+
+
 def test_curves(folder):
     pytest.importorskip("matplotlib")
     figure = whet.Run(folder).plot()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from copy import deepcopy
 from dataclasses import replace
 from itertools import groupby
@@ -451,6 +452,9 @@ def test_a_template_of_one_s_own_and_its_variables(tmp_path):
     for template in (own, str(tmp_path / "own.jinja")):
         renderer = load_renderer(tmp_path, ChatConfig(template=template, template_kwargs={"greeting": "hi"}))
         assert renderer.decode(renderer.prompt(Task("t", (Message("user", "u"),)))) == "hi<|im_start|>u<|im_end|>"
+    for wrong, hint in (("greting", "; did you mean 'greeting'"), ("bogus", ": leave it out")):
+        with pytest.raises(ValueError, match=rf"^data\.template_kwargs: the chat template has no variable '{wrong}'{re.escape(hint)}"):
+            load_renderer(tmp_path, ChatConfig(template=own, template_kwargs={wrong: False}))
     with pytest.raises(ValueError, match=r"chat template nowhere\.jinja cannot be read"):
         load_renderer(tmp_path, ChatConfig(template="nowhere.jinja"))
 

@@ -39,10 +39,17 @@ class Given:
         return {**_replaced(self.tree, placed), "run_dir": str(folder)}
 
     def write_rows(self, folder: Path) -> None:
-        """Write the rows into a run's folder."""
-        for name, text in self.rows.items():
-            (folder / ROWS).mkdir(parents=True, exist_ok=True)
-            (folder / ROWS / name).write_text(text, encoding="utf-8")
+        """Write the rows into a run's folder.
+
+        Raises:
+            ValueError: it cannot be written.
+        """
+        try:
+            for name, text in self.rows.items():
+                (folder / ROWS).mkdir(parents=True, exist_ok=True)
+                (folder / ROWS / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"run_dir: {folder} cannot be written: {error.strerror}; choose another with run_dir=PATH") from error
 
     def same_rows(self, folder: Path) -> bool:
         """True if the run in that folder has the same rows."""

@@ -57,10 +57,25 @@ def _records(data: Any, what: str) -> Iterable[Any]:
     if hasattr(data, "to_dicts"):  # polars
         return data.to_dicts()
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
-        return data.to_dict(orient="records")
+        return _whole_numbers(data.to_dict(orient="records"))
     if not isinstance(data, Iterable):
         raise ValueError(f"{what}: {data!r:.80} is no rows; expected a list of rows, a data set, a data frame, or the path of a file")
     return data
+
+
+def _whole_numbers(rows: list[dict[Any, Any]]) -> list[dict[Any, Any]]:
+    """The rows of a frame; a column of whole numbers, some of them missing, holds integers again: pandas makes floats of such a column."""
+
+    def is_missing(value: Any) -> bool:
+        return value is None or (isinstance(value, float) and math.isnan(value))
+
+    whole = {
+        name
+        for name in (rows[0] if rows else ())
+        if any(is_missing(row[name]) for row in rows)
+        and all(is_missing(row[name]) or (isinstance(row[name], float) and row[name].is_integer()) for row in rows)
+    }
+    return [{name: int(value) if name in whole and not is_missing(value) else value for name, value in row.items()} for row in rows]
 
 
 def plain_value(value: Any, where: str) -> JSON:

@@ -17,6 +17,9 @@ from whet.types import JSON
 if TYPE_CHECKING:
     from whet.api.replies import Replies
 
+RESULTS = "results.json"
+"""File of a run of evaluate."""
+
 
 @dataclass(frozen=True, slots=True)
 class Best:
@@ -86,9 +89,8 @@ class Run:
     @property
     def results(self) -> dict[str, JSON]:
         """The newest value of each evaluation metric (`eval/<set>/<metric>`)."""
-        file = self.folder / "results.json"
-        if file.is_file():  # a run of evaluate
-            return json.loads(file.read_text())
+        if self._evaluates:
+            return json.loads((self.folder / RESULTS).read_text())
         return {name: value for row in self.rows for name, value in row.items() if name.startswith("eval/")}
 
     @property
@@ -96,23 +98,28 @@ class Run:
         """Folder of the trained model in Hugging Face format.
 
         Raises:
-            ValueError: the run has not come to its end.
+            ValueError: the run has not come to its end, or evaluated alone.
         """
         model = self.folder / "model"
+        if not model.is_dir() and self._evaluates:
+            raise ValueError(f"{self.folder} is of an evaluation, which writes no model: take the one that was evaluated")
         if not model.is_dir():
             raise ValueError(f"{self.folder} has no model yet: the run is {self.status}; the same call goes on with it")
         return model
 
     @property
     def best(self) -> Best | None:
-        """The best evaluation, by `checkpoint.best` if it is set, else by the mean reward of the first set; None: nothing was evaluated."""
+        """The best evaluation, by `checkpoint.best` if it is set, else by the mean reward of the first set, its accuracy, or its loss, of
+        which the least is best; None: nothing was evaluated."""
         kept = self.settings.get("checkpoint", {})
         names = [name for row in self.rows for name in row if name.startswith("eval/")]
-        metric = kept.get("best") or next((name for name in names if name.endswith("/reward/total")), next(iter(names), None))
+        ranked = [name for ending in ("/reward/total", "/accuracy", "/loss", "") for name in names if name.endswith(ending)]
+        metric = kept.get("best") or next(iter(ranked), None)
         found = [(float(row[metric]), int(row["step"])) for row in self.rows if metric is not None and row.get(metric) is not None]
         if metric is None or not found:
             return None
-        value, step = (min if kept.get("best_mode") == "min" else max)(found, key=lambda each: each[0])
+        least = kept.get("best_mode") == "min" if kept.get("best") else metric.endswith("/loss")
+        value, step = (min if least else max)(found, key=lambda each: each[0])
         saved = sorted((self.folder / "checkpoints").glob(f"rollout_{step:06d}*/manifest.json"))
         return Best(metric, step, value, saved[-1].parent if saved else None)
 
@@ -133,7 +140,7 @@ class Run:
         from whet.observe.record_query import RecordQuery
         from whet.observe.records.query import choose, read_chosen, records_folder
 
-        folder = records_folder(self.folder)
+        folder = records_folder(self._recorded)
         query = RecordQuery(None if rollout is None else str(rollout), task, outcome, sort=sort)
         tables = read_chosen(folder, choose(folder, query).slice(0, limit))
         return [row for table in tables for row in table.to_pylist(maps_as_pydicts="strict")]
@@ -179,6 +186,11 @@ class Run:
 
         query = ShowQuery(rollout, task, best, worst, tool=tool, num=num, tokens=tokens)
         show_run(self._recorded, query, print, colour=in_notebook() or sys.stdout.isatty())
+
+    @property
+    def _evaluates(self) -> bool:
+        """True if the run is one of evaluate."""
+        return (self.folder / RESULTS).is_file()
 
     @property
     def _recorded(self) -> Path:

@@ -168,7 +168,8 @@ def _reply(row: Row, setting: str, key: str, *, bare: bool) -> tuple[Message, ..
     value, where = required(row, setting, key)
     if isinstance(value, str):
         if not bare:
-            raise ValueError(f"{where} holds text, but there is no prompt to it: set data.prompt_key, or give whole conversations")
+            key = " to 'prompt'" if "prompt" in row.values else ""
+            raise ValueError(f"{where} holds text, but there is no prompt to it: set data.prompt_key{key}, or give whole conversations")
         return (Message("assistant", value),)
     return messages_from(value, where)
 

@@ -9,8 +9,11 @@ never gets to: history stays as it was sampled.
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
@@ -44,9 +47,10 @@ def load_renderer(folder: Path, chat: ChatConfig, parser: AnyParser = AUTO, *, t
         trust_remote_code: True if code that comes with the tokenizer may run.
 
     Raises:
-        ValueError: there is no tokenizer, or it or the template cannot be read.
+        ValueError: there is no tokenizer, it or the template cannot be read, or the template lacks a variable that is set.
     """
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    check_variables(chat.template_kwargs, chat.template_text or tokenizer.chat_template)
     return Renderer(
         tokenizer,
         parser,
@@ -55,6 +59,21 @@ def load_renderer(folder: Path, chat: ChatConfig, parser: AnyParser = AUTO, *, t
         special_tokens_in_text=chat.special_tokens_in_text,
         ends=turn_ends(folder),
     )
+
+
+def check_variables(given: Collection[str], template: object) -> None:
+    """Refuse variables that a chat template does not have, which would change nothing.
+
+    Raises:
+        ValueError: naming the nearest that it has.
+    """
+    text = template if isinstance(template, str) else json.dumps(template or "", ensure_ascii=False)
+    for name in given:
+        if re.search(rf"\b{re.escape(name)}\b", text) is None:
+            words = sorted(set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text)))
+            near = get_close_matches(name, words, 1, 0.8)
+            hint = f"; did you mean {near[0]!r}?" if near else ": leave it out"
+            raise ValueError(f"data.template_kwargs: the chat template has no variable {name!r}{hint}")
 
 
 class Renderer:

@@ -37,7 +37,10 @@ def records_folder(run: Path) -> Path:
     if not run.exists():
         raise ValueError(f"there is no {run}: give a run's folder (its run_dir)")
     below = sorted({str(path.parent.parent) for path in run.glob(f"**/{ROLLOUTS}/rollout_*.parquet")})
-    hint = f"these folders below it have some: {', '.join(below[:5])}" if below else "observe.records.every=0 writes none"
+    if not run.is_dir():
+        raise ValueError(f"{run} is a file: give a run's folder (its run_dir)")
+    none = "a run that learns from given data (sft, dpo, rm) writes none, and neither does one with observe.records.every=0"
+    hint = f"these folders below it have some: {', '.join(below[:5])}" if below else none
     raise ValueError(f"{run} has no records; {hint}")
 
 
