@@ -125,36 +125,40 @@ def test_a_reply_ends_at_its_own_stop_tokens_alone(member, renderer):
 
 def test_a_paused_reply_goes_on_from_its_tokens_and_an_aborted_one_keeps_them(member, folder):
     async def play():
-        asked = [Request(f"p{i}", (*PROMPT, i), SamplingParams(300, seed=i), chunk_tokens=8) for i in range(4)]
+        asked = [Request(f"p{i}", (*PROMPT, i), SamplingParams(480, seed=i), chunk_tokens=8) for i in range(48)]
         replies = [[] for _ in asked]
 
         async def read(request, chunks):
             async for chunk in member.generate(request):
                 chunks.append(chunk)
 
-        async def grown(least):
-            while not all(len(chunks) >= least for chunks in replies):
-                await asyncio.sleep(0.005)
+        async def growing(counts):
+            """The first of some replies that grows."""
+            while not (grown := [i for i, count in counts.items() if len(replies[i]) > count]):
+                await asyncio.sleep(0.002)
+            return grown[0]
 
         reading = [asyncio.ensure_future(read(*pair)) for pair in zip(asked, replies, strict=True)]
-        await grown(2)
+        await growing(dict.fromkeys(range(48), 1))
         await member.pause()
         before = await member.score(Ints(PROMPT))
-        counts = [len(chunks) for chunks in replies]
+        counts = {i: len(chunks) for i, chunks in enumerate(replies) if not reading[i].done()}
+        assert len(counts) > 3, "replies are in the middle"
         await asyncio.sleep(0.3)
-        assert not any(each.done() for each in reading) and [len(chunks) for chunks in replies] == counts
+        assert {i: len(replies[i]) for i in counts} == counts and not any(reading[i].done() for i in counts)
         await member.resume()
-        await grown(max(counts) + 1)
-        await member.abort("p3")
+        aborted = await growing(counts)
+        await member.abort(f"p{aborted}")
         await asyncio.gather(*reading)
-        return replies, before
+        return replies, before, aborted, [i for i in counts if i != aborted and counts[i]][:3]
 
-    replies, scored = run(play())
-    for i, chunks in enumerate(replies[:3]):
-        assert len(tokens_of(chunks)) == 300 and chunks[-1].finish is Finish.LENGTH
+    replies, scored, aborted, paused = run(play())
+    for i in paused:
+        chunks = replies[i]
+        assert len(tokens_of(chunks)) == 480 and chunks[-1].finish is Finish.LENGTH
         expected = reference(folder, [*PROMPT, i, *tokens_of(chunks)], len(PROMPT) + 1)
         assert logprobs_of(chunks) == pytest.approx(expected, abs=1e-4)
-    assert replies[3][-1].finish is Finish.ABORT and 0 < len(tokens_of(replies[3])) < 300
+    assert paused and replies[aborted][-1].finish is Finish.ABORT and 0 < len(tokens_of(replies[aborted])) < 480
     assert list(scored.logprobs) == pytest.approx(reference(folder, list(PROMPT), 1), abs=1e-4)
 
 
