@@ -134,7 +134,7 @@ def test_what_is_wrong_is_told_with_what_there_is(whet, run, options, told):
 def test_folders_without_records_are_told_where_there_are_some(whet, run, tmp_path):
     assert whet(run / "rollouts", "--limit", 1)[0] == 0
     assert f"these folders below it have some: {run}" in whet(run.parent)[2]
-    assert "observe.records.every=0 writes none" in whet(tmp_path)[2]
+    assert "neither does one with observe.records.every=0" in whet(tmp_path)[2]
     assert "give a run's folder" in whet(tmp_path / "none")[2]
     assert whet(run, "--task", "nobody")[:2] == (1, "no trajectory is like this\n")
 

@@ -44,12 +44,17 @@ def address(searcher, request):
         retriever.close()
 
 
-def post(address, body, path="/retrieve", method="POST", **more):
+def post(address, body, path="/retrieve", method="POST", attempts=3, **more):
     line = HTTPConnection("127.0.0.1", address[0], timeout=30)
     data = body if isinstance(body, str) else json.dumps(body)
-    with suppress(BrokenPipeError):  # an answer may come before the whole body is sent
-        line.request(method, path, data, {"Content-Type": "application/json", **address[1], **more})
-    answer = line.getresponse()
+    try:
+        with suppress(BrokenPipeError):  # an answer may come before the whole body is sent
+            line.request(method, path, data, {"Content-Type": "application/json", **address[1], **more})
+        answer = line.getresponse()
+    except ConnectionResetError:  # and so may the end of the connection, which takes the answer with it
+        if attempts == 1:
+            raise
+        return post(address, body, path, method, attempts - 1, **more)
     out = answer.status, json.loads(answer.read())
     line.close()
     return out

@@ -6,15 +6,19 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
+from whet.build.labels import TRAINING, check_labels
 from whet.data.config import PairColumns
 from whet.data.files import Row, data_files, read_rows, split_slice
 from whet.data.hub import HUB_NAME, check_model_folder
+from whet.data.preference import preference_from
 from whet.data.rows import fail_missing, task_from
 from whet.data.source import SourceConfig, read_tasks
+from whet.data.supervised import conversation_from
 from whet.env.build import tools_of
 from whet.reward.build import check_functions
 from whet.settings.rl import BaseRunConfig, RunConfig, evaluation_rows, training_rows
 from whet.settings.supervised import PairRunConfig, SupervisedRunConfig
+from whet.types import Task
 
 WHOLE_BYTES = 1 << 24
 """Size of a data file up to which every row is looked at, not only the first one."""
@@ -35,6 +39,7 @@ def look_at(config: BaseRunConfig) -> None:
         for path in filter(None, (data.path, config.evaluate.path)):
             for row in _some_rows(path):
                 _check_columns(row, keys)
+                conversation_from(row, data)
     elif isinstance(config, PairRunConfig):
         _look_at_pairs(config.data.path, config.data)
         if config.evaluate.path is not None:
@@ -52,23 +57,22 @@ def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
         ValueError: as `look_at`.
     """
     sets = config.evaluate.sets.values()
-    sources = [training_rows(config)] if trains and config.data.source is None else []
-    for source in (*sources, *(evaluation_rows(config, one) for one in sets)):
-        _look_at_tasks(source)
+    sources = {TRAINING: training_rows(config)} if trains and config.data.source is None else {}
+    sources |= {name: evaluation_rows(config, one) for name, one in config.evaluate.sets.items()}
+    tasks = {name: _tasks(source) for name, source in sources.items()}
     for env in filter(None, (config.env, *(one.env for one in sets))):
         tools_of(env)
     for reward in (config.reward, *(one.reward for one in sets)):
         if reward is not None:
             check_functions(reward)
+    check_labels(config, tasks)
 
 
-def _look_at_tasks(source: SourceConfig) -> None:
-    """Read every row of small files on this machine, as the run will, and the first one of the others."""
+def _tasks(source: SourceConfig) -> list[Task]:
+    """Every row of small files on this machine, as the run will read it, and the first one of the others."""
     if all(_is_small(split_slice(entry)[0]) for entry in ([source.path] if isinstance(source.path, str) else source.path)):
-        read_tasks(source, "first")
-        return
-    for row in _some_rows(source.path):
-        task_from(row, source, "first")
+        return read_tasks(source, "first")
+    return [task_from(row, source, "first") for row in _some_rows(source.path)]
 
 
 def _is_small(name: str) -> bool:
@@ -80,6 +84,7 @@ def _look_at_pairs(path: str | list[str], columns: PairColumns | None) -> None:
     for row in _some_rows(path):
         if columns is not None:
             _check_columns(row, {"chosen_key": columns.chosen_key, "rejected_key": columns.rejected_key})
+            preference_from(row, columns)
 
 
 def _check_columns(row: Row, keys: dict[str, str | None]) -> None:

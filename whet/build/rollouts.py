@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from whet.config import Hook, code_digests
 from whet.config.dump import plain
-from whet.data.rows import missing_label
 from whet.data.source import Source
-from whet.env.build import ENVS
-from whet.reward import LabelError
-from whet.reward.labels import text_of_faults, unusable_rows
 from whet.rollout.filters import Selection, build_selection
 from whet.rollout.recipe import Recipe
 from whet.rollout.runner import TrajectoryRunner
 from whet.rollout.scheduler import Rollouts, RolloutSpec
 from whet.rollout.user_rollouts import OwnRollouts
-from whet.settings.rl import RunConfig, evaluation_env, evaluation_reward, evaluation_rows, training_rows
-from whet.types import Task
-
-TRAINING = ""
-"""Name of training in tables of evaluation sets."""
+from whet.settings.rl import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +78,6 @@ def build_rollouts(
     if hooks.rollout is not None:
         return OwnRollouts(hooks.rollout, source, runner, wanted, config.seed)
     return Rollouts(source, runner, config.control, wanted, num_rollouts, config.seed, hooks.selection, played_by(config))
-
-
-def check_labels(config: RunConfig, tasks: Mapping[str, Sequence[Task]]) -> None:
-    """Check that the rewards can score every row. A faulty row would end the run when it is played, perhaps
-    after hours.
-
-    Args:
-        config: the run's settings.
-        tasks: training's by `TRAINING`, an evaluation set's by its name. Where an environment of the user's
-            may change them, they are not looked at.
-
-    Raises:
-        LabelError: quoting the first rows that cannot be scored, with their places.
-    """
-    for name, rows in tasks.items():
-        chosen = None if name == TRAINING else config.evaluate.sets[name]
-        env = config.env if chosen is None else evaluation_env(config, chosen)
-        if env.name in ENVS:
-            reward = config.reward if chosen is None else evaluation_reward(config, chosen)
-            faults = asyncio.run(unusable_rows(reward, rows))
-            if faults:
-                source = training_rows(config) if chosen is None else evaluation_rows(config, chosen)
-                where = "of training" if chosen is None else f"of the evaluation set {name}"
-                raise LabelError(text_of_faults(where, faults, len(rows)) + missing_label(source.path, source.label_key))
 
 
 def played_by(config: RunConfig) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from whet.algo.base import Algorithm, Need
+from whet.build.labels import TRAINING as TRAINING
 from whet.build.programs import Program, program_of
-from whet.build.rollouts import TRAINING as TRAINING
 from whet.check.auxiliary import AuxiliaryModels
 from whet.data.preference import PreferenceSource
 from whet.data.source import Source

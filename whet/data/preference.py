@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from whet.data.config import MaskName, PairColumns, PreferenceConfig
 from whet.data.cursor import Cursor, EpochSource
@@ -13,8 +14,10 @@ from whet.data.files import Row, describe_value
 from whet.data.messages import messages_from, tools_from
 from whet.data.rows import read_all, renamed_columns
 from whet.data.supervised import Conversation, TokenRow, required, tokenise
-from whet.data.template import Renderer
 from whet.types import Message, Pair
+
+if TYPE_CHECKING:
+    from whet.data.template import Renderer
 
 
 @dataclass(frozen=True, slots=True)

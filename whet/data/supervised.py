@@ -8,17 +8,19 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from whet.data.config import MaskName, SupervisedConfig
 from whet.data.cursor import Cursor, EpochSource
 from whet.data.files import Row, describe_value
-from whet.data.masks import mask_conversation
 from whet.data.messages import messages_from, tools_from
 from whet.data.rows import fail_missing, read_all, renamed_columns
-from whet.data.template import Renderer
 from whet.types import JSON, Message, Sample
 from whet.types.columns import Ints, Runs
 from whet.types.records import unsampled
+
+if TYPE_CHECKING:
+    from whet.data.template import Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ def tokenise(index: int, conversation: Conversation, renderer: Renderer, name: M
     Raises:
         ValueError: it cannot be rendered, or nothing in it trains; the text starts with its `file:line`.
     """
+    from whet.data.masks import mask_conversation  # transformers with it, which rows that are only read do not need
+
     try:
         tokens, mask = mask_conversation(
             name, renderer, conversation.messages, conversation.tools, conversation.first_trained, conversation.silent

@@ -13,6 +13,7 @@ import torch
 
 from whet.algo.base import Need
 from whet.build.export import export_model
+from whet.build.labels import TRAINING, check_labels
 from whet.build.learners import algorithm_of, build_learners, check_models, check_warmup, uncorrected
 from whet.build.parts import (
     Parts,
@@ -35,7 +36,7 @@ from whet.build.parts import (
 from whet.build.process import prepare_process, quiet_transformers
 from whet.build.programs import RL_HEADLINES
 from whet.build.reward_models import SpreadScores
-from whet.build.rollouts import TRAINING, build_hooks, build_rollouts, check_labels
+from whet.build.rollouts import build_hooks, build_rollouts
 from whet.build.session import OpenRun, free_folder, open_run
 from whet.build.trained import is_whole_model, newest_weights
 from whet.checkpoint.run_state import PROOFS, Stateful
