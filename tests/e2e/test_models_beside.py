@@ -299,8 +299,8 @@ def test_a_reference_and_a_teacher_of_their_own_are_other_models(folder):
         assert found["model"] == pytest.approx(0, abs=1e-6) and found["other"] > 0.01, name
     with live(folder / "other") as server:
         teacher = {"path": str(folder / "other"), "urls": [server.url]}
-        train(run_config(folder, "served_teacher", num_rollouts=1, algo={"distill_coef": 0.5}, teacher=teacher))
-    mine, theirs = (metrics_of(folder / name)[0] for name in ("served_teacher", "teacher_other"))
+        train(run_config(folder, "remote_teacher", num_rollouts=1, algo={"distill_coef": 0.5}, teacher=teacher))
+    mine, theirs = (metrics_of(folder / name)[0] for name in ("remote_teacher", "teacher_other"))
     assert mine["distill/kl"] == pytest.approx(theirs["distill/kl"], abs=1e-5)
     assert mine["optim/grad_norm"] == pytest.approx(theirs["optim/grad_norm"], rel=1e-3)
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Qwen3Config
 
-from whet.model.quantization import format_of, own_format, quantized
-from whet.model.quantized_folder import checkpoint_format, named_format, quantize_folder
+from whet.model.quantization import format_of, in_format, own_format
+from whet.model.quantization_folder import checkpoint_format, named_format, quantize_folder
 
 LAYER = "model.layers.0.mlp.up_proj"
 COMPRESSED = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "ignore": ["lm_head"]}
@@ -184,7 +184,7 @@ def test_a_checkpoint_tells_its_format_and_which_tensors_have_it(folder, tmp_pat
     kept = "model.layers.1.mlp.down_proj"
     others = {name: each for name, each in tensors.items() if not name.startswith(kept)}
     save_file(others | {f"{kept}.weight": plain[f"{kept}.weight"]}, file)
-    found = dict(quantized(plain.items(), checkpoint_format(tmp_path / "int4")))
+    found = dict(in_format(plain.items(), checkpoint_format(tmp_path / "int4")))
     assert found.keys() == load_file(file).keys() and f"{kept}.weight" in found
     assert all(torch.equal(found[name], tensor) for name, tensor in load_file(file).items())
 

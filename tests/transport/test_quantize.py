@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Qwen3MoeConfig
 
-from whet.engine.servers.pool import quantized_names
+from whet.engine.servers.pool import names_in_format
 from whet.model.causal import random_causal
 from whet.model.config import ModelConfig
 from whet.model.digest import digests_of
@@ -15,7 +15,7 @@ from whet.model.meta import without_contents
 from whet.model.naming import Naming
 from whet.model.quantization import own_format
 from whet.transport.folder import FolderWriter
-from whet.transport.quantize import QuantizedStream
+from whet.transport.quantize import QuantizingStream
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +27,11 @@ def mixture():
 
 def test_the_experts_of_a_mixture_are_quantized_one_by_one_under_the_names_of_files(mixture, tmp_path):
     quantization, bare = own_format("fp8", [128]), without_contents(mixture)
-    stream = QuantizedStream(mixture.named_weights(), Naming(bare), quantization)
+    stream = QuantizingStream(mixture.named_weights(), Naming(bare), quantization)
     size = FolderWriter(bare, 2**17, quantization).write(tmp_path, stream)
     written = dict(read_weights(tmp_path))
     assert size == sum(tensor.nbytes for tensor in written.values())
-    assert stream.digests == digests_of(written.items()) and stream.digests.keys() == quantized_names(mixture, quantization)
+    assert stream.digests == digests_of(written.items()) and stream.digests.keys() == names_in_format(mixture, quantization)
     expert, router = "model.layers.1.mlp.experts.3.down_proj", "model.layers.1.mlp.gate.weight"
     assert written[f"{expert}.weight"].dtype == torch.float8_e4m3fn and written[f"{expert}.weight_scale_inv"].shape == (1, 1)
     assert written[router].dtype == torch.bfloat16
@@ -46,6 +46,6 @@ def test_the_experts_of_a_mixture_are_quantized_one_by_one_under_the_names_of_fi
 
 def test_another_order_of_reading_changes_nothing(mixture):
     quantization, naming = own_format("fp8", [128]), Naming(without_contents(mixture))
-    first = QuantizedStream(mixture.named_weights(), naming, quantization)
-    second = QuantizedStream(reversed(list(mixture.named_weights())), naming, quantization)
+    first = QuantizingStream(mixture.named_weights(), naming, quantization)
+    second = QuantizingStream(reversed(list(mixture.named_weights())), naming, quantization)
     assert len(list(first)) == len(list(second)) and first.digests == second.digests

@@ -21,14 +21,14 @@ from whet.engine.pool.member import Slot
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
 from whet.engine.publish import EnginePublisher, SyncError
-from whet.engine.servers.pool import quantized_names
+from whet.engine.servers.pool import names_in_format
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
-from whet.model.quantized_folder import named_format, quantize_folder
+from whet.model.quantization_folder import named_format, quantize_folder
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.transport import quantize as quantize_module
-from whet.transport.quantize import QuantizedStream
+from whet.transport.quantize import QuantizingStream
 from whet.transport.senders import sender_of
 from whet.transport.settings import SyncConfig
 from whet.types import Request, SamplingParams
@@ -45,7 +45,7 @@ def quantization(folder):
 def member(folder, decode, quantization, tmp_path_factory):
     start = tmp_path_factory.mktemp("int4") / "model"
     quantize_folder(folder, start, quantization, torch.bfloat16, 2**30)
-    names = quantized_names(trained(folder), quantization)
+    names = names_in_format(trained(folder), quantization)
     made = starter("vllm 0", start, decode, names, {"dtype": "bfloat16"})(threading.Event())
     yield made
     made.stop()
@@ -55,9 +55,9 @@ def pool_of(member, model, quantization, versions, transport="disk"):
     bare, config = without_contents(model), PoolConfig(restarts=0)
     sender = sender_of(SyncConfig(transport=transport), bare, versions, "127.0.0.1", quantization)
     slots = [Slot(member.name, lambda _: pytest.fail("the server was lost"), member, breaker_of(config))]
-    quantize = partial(QuantizedStream, naming=Naming(bare), quantization=quantization)
+    quantize = partial(QuantizingStream, naming=Naming(bare), quantization=quantization)
     weights = WeightSync(sender, dict(bare.named_weights()), quantize)
-    return EnginePool(slots, weights, config, deterministic=False, tolerance=1.0, quantized_nats=quantization.nats)
+    return EnginePool(slots, weights, config, deterministic=False, tolerance=1.0, quantization_nats=quantization.nats)
 
 
 def publish(pool, model, version):

@@ -37,7 +37,7 @@ from whet.engine.vllm.start import Vllm
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
 from whet.model.meta import without_contents
-from whet.train.served_teacher import ServedTeacher
+from whet.train.remote_teacher import RemoteTeacher
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 from whet.transport.base import DiskTicket
@@ -194,7 +194,7 @@ def publish(pool, model, version):
 
 
 def test_a_teacher_at_a_server_has_the_log_probs_of_its_model(member, folder):
-    teacher = ServedTeacher([member._server.url], 60.0)
+    teacher = RemoteTeacher([member._server.url], 60.0)
     teacher.connect()
     batch = batch_of([replace(sample, temperature=1.0) for sample in rollout_samples()])
     expected = TorchBackend(trained(folder), TrainConfig(), None).annotate(batch, Need.TEACHER_LOGPROBS).teacher_logprobs

@@ -29,7 +29,7 @@ from whet.engine.workers.launch import LOOPBACK, Launcher
 from whet.model.causal import CausalModel, pick_device
 from whet.model.config import ModelConfig
 from whet.model.quantization import OwnFormat, Quantization
-from whet.model.quantized_folder import checkpoint_format, named_format, quantize_folder
+from whet.model.quantization_folder import checkpoint_format, named_format, quantize_folder
 from whet.transport.settings import Syncing
 
 
@@ -113,7 +113,7 @@ def build_servers(
         on_incident: called when a server is lost.
     """
     assert spec.sync is not None, "servers have their weights from a trainer"
-    folder, quantization = (spec.folder, None) if servers.quantization is None else quantized_model(servers, spec, model.dtype)
+    folder, quantization = (spec.folder, None) if servers.quantization is None else model_in_format(servers, spec, model.dtype)
     asked = Servers(servers, folder, decode, spec.routes, quantization)
     engine = servers_engine(asked, model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
     try:
@@ -122,7 +122,7 @@ def build_servers(
         engine.end()
 
 
-def quantized_model(servers: ServersConfig, spec: EngineSpec, dtype: torch.dtype) -> tuple[Path, Quantization]:
+def model_in_format(servers: ServersConfig, spec: EngineSpec, dtype: torch.dtype) -> tuple[Path, Quantization]:
     """Folder of the model that quantized servers start with, and its format. Where no checkpoint is named, it is written first.
 
     Raises:

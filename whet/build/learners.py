@@ -26,7 +26,7 @@ from whet.train.build import build_backend
 from whet.train.config import CriticConfig, ReferenceConfig, TeacherConfig
 from whet.train.controller import LOCAL, LOSSES, Controller
 from whet.train.learners import Critic, Learners, Models, Refresh
-from whet.train.served_teacher import ServedTeacher
+from whet.train.remote_teacher import RemoteTeacher
 from whet.train.torch_native.config import TrainConfig, check_compiled
 
 SHOWN = 3
@@ -269,7 +269,7 @@ def _teacher(config: RunConfig, chosen: TeacherConfig, policy_folder: Path) -> A
         return _frozen(config, chosen, "teacher", policy_folder, resolve_model_path(chosen.path))
     if (folder := resolve_model_path(chosen.path)) != policy_folder:
         check_same_tokens(folder, policy_folder, "teacher.path", trust_remote_code=config.model.trust_remote_code)
-    teacher = ServedTeacher(chosen.urls, chosen.timeout_s)
+    teacher = RemoteTeacher(chosen.urls, chosen.timeout_s)
     if not dist.is_initialized() or dist.get_rank() == 0:
         teacher.connect()
     return teacher

@@ -41,10 +41,10 @@ def check_auxiliary(context: CheckContext, folder: Path) -> Iterator[Note]:
         count = sum(p.numel() for _, p in model.named_weights())
         yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
     if Need.TEACHER_LOGPROBS in context.algorithm.needs and context.rl.teacher is not None:
-        yield from _served_teacher(context.rl.teacher)
+        yield from _remote_teacher(context.rl.teacher)
 
 
-def _served_teacher(chosen: TeacherConfig) -> Iterator[Note]:
+def _remote_teacher(chosen: TeacherConfig) -> Iterator[Note]:
     """Look whether the servers of a teacher are there."""
     key = os.environ.get(KEY)
     for url in chosen.urls:

@@ -68,7 +68,7 @@ class Capabilities:
     """It reads the trainer's own parameters, so an update moves no bytes."""
     deterministic: bool
     """Same requests, same bits."""
-    quantized_nats: float = 0.0
+    quantization_nats: float = 0.0
     """Distance of its log-probs from the trainer's that its quantized weights explain."""
 
 

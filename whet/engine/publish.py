@@ -274,7 +274,7 @@ class EnginePublisher:
         if not all(map(math.isfinite, expected)):
             raise NonFinite(f"version {version}: the trainer's own log-probs of a fixed prompt are not finite: training has diverged")
         worst = nats_apart(await self._engine.score(self._probe), Scored(Doubles(expected)))
-        if not worst <= max(SCORE_TOLERANCE[self._backend.dtype], self._engine.capabilities.quantized_nats):
+        if not worst <= max(SCORE_TOLERANCE[self._backend.dtype], self._engine.capabilities.quantization_nats):
             raise SyncError(f"version {version}: the engine scores the probe {worst:.3g} nats away from the trainer")
         return worst
 

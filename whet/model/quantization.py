@@ -208,7 +208,7 @@ def _pack(values: Tensor, num_bits: int) -> Tensor:
     return out
 
 
-def quantized(weights: Iterable[tuple[str, Tensor]], quantization: Quantization) -> Iterator[tuple[str, Tensor]]:
+def in_format(weights: Iterable[tuple[str, Tensor]], quantization: Quantization) -> Iterator[tuple[str, Tensor]]:
     """Tensors of files, quantized one after another."""
     for name, tensor in weights:
         yield from quantization.files(name, tensor)

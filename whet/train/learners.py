@@ -22,8 +22,8 @@ from whet.train.base import Annotator, Backend, Backward, Mirror
 from whet.train.batching import BatchPlan
 from whet.train.controller import Controller
 from whet.train.critic import fit_of, named_for_critic
+from whet.train.remote_teacher import RemoteTeacher
 from whet.train.routing import replay_metrics
-from whet.train.served_teacher import ServedTeacher
 from whet.train.token_uses import TokenUses, UseTable
 from whet.types import Origin, Progress
 
@@ -115,7 +115,7 @@ class Models:
             of("policy", self.policy),
             reference,
             None if refresh is None else replace(refresh, reference=of("reference", refresh.reference)),
-            teacher if teacher is None or isinstance(teacher, ServedTeacher) else of("teacher", teacher),
+            teacher if teacher is None or isinstance(teacher, RemoteTeacher) else of("teacher", teacher),
             None if critic is None else replace(critic, backend=of("critic", critic.backend)),
         )
 

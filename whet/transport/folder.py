@@ -13,7 +13,7 @@ from whet.model.folders import open_weights, write_weights
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
 from whet.model.quantization import Quantization
-from whet.model.quantized_folder import describe_quantized
+from whet.model.quantization_folder import describe_format
 from whet.transport.base import DiskTicket, TransportError
 
 
@@ -39,7 +39,7 @@ class FolderWriter:
         described.dtype = self._model.dtype
         described.save_pretrained(folder)
         if self._quantization is not None:
-            describe_quantized(folder, self._quantization)
+            describe_format(folder, self._quantization)
         return write_weights(folder, self._in_files(weights), self._shard_bytes)
 
     def _in_files(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from whet.model.digest import digests_of
 from whet.model.naming import Naming
-from whet.model.quantization import Quantization, quantized
+from whet.model.quantization import Quantization, in_format
 from whet.transport.base import Stream
 
 
-class QuantizedStream(Stream):
+class QuantizingStream(Stream):
     """A stream that quantizes each tensor, by the names that files have, and takes the digests of what comes of it.
 
     Args:
@@ -23,17 +23,17 @@ class QuantizedStream(Stream):
     """
 
     def __init__(self, weights: Iterable[tuple[str, Tensor]], naming: Naming, quantization: Quantization) -> None:
-        super().__init__(self._quantized(weights, naming, quantization))
+        super().__init__(self._in_format(weights, naming, quantization))
         self.digests: dict[str, str] = {}
         self.quantize_s = 0.0
         """Seconds of quantizing and digests."""
 
-    def _quantized(
+    def _in_format(
         self, weights: Iterable[tuple[str, Tensor]], naming: Naming, quantization: Quantization
     ) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:
             began = time.perf_counter()
-            found = list(quantized(naming.to_files(name, tensor.detach()), quantization))
+            found = list(in_format(naming.to_files(name, tensor.detach()), quantization))
             self.digests |= digests_of(found)
             self.quantize_s += time.perf_counter() - began
             yield from found

@@ -47,7 +47,7 @@ class EnginePool(Generic[M]):
             member ends everything.
         on_incident: called for each member that is lost.
         tolerance: largest difference in nats between members' scores of the same tokens.
-        quantized_nats: as in `Capabilities`.
+        quantization_nats: as in `Capabilities`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EnginePool(Generic[M]):
         deterministic: bool,
         on_incident: OnIncident = print_incident,
         tolerance: float = 0.0,
-        quantized_nats: float = 0.0,
+        quantization_nats: float = 0.0,
     ) -> None:
         config = self._config = Supervision.of(config)
         self._deterministic, self._weights = deterministic, weights
@@ -71,7 +71,7 @@ class EnginePool(Generic[M]):
         self._reported_retried = self._reported_restarts = 0
         self._reported_prefixes: dict[str, PrefixUse] = {}
         (first, *_) = self.members
-        self._capabilities = replace(first.capabilities, shares_weights=False, quantized_nats=quantized_nats)
+        self._capabilities = replace(first.capabilities, shares_weights=False, quantization_nats=quantization_nats)
 
     @property
     def members(self) -> list[M]:

@@ -14,10 +14,10 @@ from whet.engine.pool.member import CannotCatchUp, Member
 from whet.transport.apply import whole_set
 from whet.transport.base import Sender, SentOnce, Stream, Ticket, TransportError
 from whet.transport.deliver import deliver
-from whet.transport.quantize import QuantizedStream
+from whet.transport.quantize import QuantizingStream
 from whet.types import Receipt
 
-QuantizeStream = Callable[[Iterable[tuple[str, Tensor]]], QuantizedStream]
+QuantizeStream = Callable[[Iterable[tuple[str, Tensor]]], QuantizingStream]
 UpdateMember = Callable[[str, Ticket], Awaitable[Receipt]]
 """Has the member of a name take a ticket over. Raises EngineLost if it is lost meanwhile; another comes in its place."""
 
@@ -61,7 +61,7 @@ class WeightSync:
         """
         if not isinstance(weights, Stream):
             weights = whole_set(self._shapes, weights)
-        quantized = None if self._quantize is None else self._quantize(weights)
+        quantizing = None if self._quantize is None else self._quantize(weights)
 
         async def load(name: str, ticket: Ticket) -> Receipt | None:
             try:
@@ -73,7 +73,7 @@ class WeightSync:
 
         loads = {name: partial(load, name) for name in receivers}
         try:
-            stream = weights if quantized is None else quantized
+            stream = weights if quantizing is None else quantizing
             delivery = await deliver(self._sender, stream, version, loads, [name for names in receivers.values() for name in names])
         except ValueError as refused:
             raise TransportError(f"version {version}: the engine refused the weights: {refused}") from refused
@@ -85,9 +85,9 @@ class WeightSync:
             engine="the engine",
             members=tuple(answers),
             num_stale_tokens=sum(answer.num_stale_tokens for answer in answers),
-            sent=None if quantized is None else quantized.digests,
+            sent=None if quantizing is None else quantizing.digests,
             wire_bytes=delivery.sent.size_bytes,
-            encode_s=delivery.sent.encode_s + (0.0 if quantized is None else quantized.quantize_s),
+            encode_s=delivery.sent.encode_s + (0.0 if quantizing is None else quantizing.quantize_s),
             wire_s=delivery.sent.wire_s,
             load_s=max(answer.load_s for answer in answers),
         )

@@ -25,8 +25,8 @@ from whet.engine.servers.start import ServerAt, ServerStarter
 from whet.model.causal import CausalModel
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
-from whet.model.quantization import Quantization, quantized
-from whet.transport.quantize import QuantizedStream
+from whet.model.quantization import Quantization, in_format
+from whet.transport.quantize import QuantizingStream
 from whet.transport.senders import server_sender_of
 from whet.transport.settings import Syncing
 
@@ -49,7 +49,7 @@ class Servers:
     def starts(self, model: CausalModel, pool: PoolConfig) -> dict[str, Start]:
         """A start of each server, by its name."""
         kind = KINDS[self.config.name]
-        direct = direct_names(model) if self.quantization is None else quantized_names(model, self.quantization)
+        direct = direct_names(model) if self.quantization is None else names_in_format(model, self.quantization)
         names = [f"{kind.name} {i}" for i in range(self.config.num_servers)]
         if self.config.router is not None:
             behind, name = dict(zip(names, self.config.urls, strict=True)), f"{kind.name} router"
@@ -85,11 +85,11 @@ def direct_names(model: CausalModel) -> frozenset[str] | None:
     return names if all(list(naming.files[name]) == [name] for name in names) else None
 
 
-def quantized_names(model: CausalModel, quantization: Quantization) -> frozenset[str]:
+def names_in_format(model: CausalModel, quantization: Quantization) -> frozenset[str]:
     """Names of all tensors that are sent."""
     naming = Naming(without_contents(model))
     files = ((file, part) for name, tensor in naming.parameters.items() for file, part in naming.to_files(name, tensor))
-    return frozenset(name for name, _ in quantized(files, quantization))
+    return frozenset(name for name, _ in in_format(files, quantization))
 
 
 def servers_engine(
@@ -117,7 +117,7 @@ def servers_engine(
     sender = server_sender_of(sync.config, bare, sync.folder, address, backend if own_routes else None, servers.quantization)
     members = start_all(starts)
     slots = [Slot(name, start, members[name], breaker_of(pool)) for name, start in starts.items()]
-    quantize = None if servers.quantization is None else partial(QuantizedStream, naming=Naming(bare), quantization=servers.quantization)
+    quantize = None if servers.quantization is None else partial(QuantizingStream, naming=Naming(bare), quantization=servers.quantization)
     return EnginePool(
         slots,
         WeightSync(sender, dict(bare.named_weights()), quantize),
@@ -125,7 +125,7 @@ def servers_engine(
         deterministic=False,
         on_incident=on_incident,
         tolerance=SCORE_TOLERANCE[model.dtype],
-        quantized_nats=0.0 if servers.quantization is None else servers.quantization.nats,
+        quantization_nats=0.0 if servers.quantization is None else servers.quantization.nats,
     )
 
 

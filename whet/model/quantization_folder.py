@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whet.files import write_durably
 from whet.model.folders import open_weights, read_weights, write_weights
-from whet.model.quantization import NOT_LINEAR, Quantization, format_of, own_format, quantized
+from whet.model.quantization import NOT_LINEAR, Quantization, format_of, in_format, own_format
 
 CONFIG = "config.json"
 WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf")
@@ -47,7 +47,7 @@ def named_format(name: str, folder: Path) -> Quantization:
     return own_format(name, [shape[1] for shape in shapes if len(shape) == 2])
 
 
-def describe_quantized(folder: Path, quantization: Quantization) -> None:
+def describe_format(folder: Path, quantization: Quantization) -> None:
     """Add a format to a folder's configuration."""
     write_durably(folder / CONFIG, json.dumps({**_config(folder), "quantization_config": dict(quantization.config)}, indent=2) + "\n")
 
@@ -72,11 +72,11 @@ def quantize_folder(source: Path, out: Path, quantization: Quantization, dtype: 
     for file in source.iterdir():
         if file.is_file() and not file.name.endswith(WEIGHT_FILES):
             shutil.copyfile(file, out / file.name)
-    describe_quantized(out, quantization)
+    describe_format(out, quantization)
     weights: Iterable[tuple[str, Tensor]] = (
         (name, tensor.to(dtype) if name.endswith((".weight", ".bias")) else tensor) for name, tensor in read_weights(source)
     )
-    write_weights(out, quantized(weights, quantization), shard_bytes)
+    write_weights(out, in_format(weights, quantization), shard_bytes)
 
 
 def _config(folder: Path) -> dict[str, Any]:

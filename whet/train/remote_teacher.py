@@ -29,7 +29,7 @@ START_S = 60.0
 """For a server to answer when the run begins."""
 
 
-class ServedTeacher:
+class RemoteTeacher:
     """An `Annotator` for `Need.TEACHER_LOGPROBS` whose model is at servers of vLLM, SGLang or `whet serve`.
 
     Each sample is scored whole, at temperature 1, by one of them. The controller alone calls it.

@@ -16,8 +16,8 @@ from whet.core.batch import batch_of
 from whet.engine.base import EngineFailed
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
-from whet.train import served_teacher
-from whet.train.served_teacher import ServedTeacher
+from whet.train import remote_teacher
+from whet.train.remote_teacher import RemoteTeacher
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
-    monkeypatch.setattr(served_teacher, "RETRY_S", 0.01)
+    monkeypatch.setattr(remote_teacher, "RETRY_S", 0.01)
 
 
 def batch():
@@ -40,7 +40,7 @@ def test_the_log_probs_are_those_of_the_same_model_in_the_trainer(folder):
     model = load_causal(folder, ModelConfig(path=str(folder), device="cpu"), trainable=False)
     expected = TorchBackend(model, TrainConfig(), None).annotate(batch(), Need.TEACHER_LOGPROBS).teacher_logprobs
     with live(folder) as one, live(folder) as other:
-        teacher = ServedTeacher([one.url, other.url], 30.0)
+        teacher = RemoteTeacher([one.url, other.url], 30.0)
         teacher.connect()
         for _ in range(2):
             found = teacher.annotate(batch(), Need.TEACHER_LOGPROBS).teacher_logprobs
@@ -51,7 +51,7 @@ def test_the_log_probs_are_those_of_the_same_model_in_the_trainer(folder):
 def test_a_server_that_is_lost_costs_nothing_while_another_one_is_there(folder):
     with live(folder) as one:
         with live(folder) as other:
-            teacher = ServedTeacher([one.url, other.url], 30.0)
+            teacher = RemoteTeacher([one.url, other.url], 30.0)
             teacher.connect()
             expected = teacher.annotate(batch(), Need.TEACHER_LOGPROBS).teacher_logprobs
         found = teacher.annotate(batch(), Need.TEACHER_LOGPROBS).teacher_logprobs
@@ -62,7 +62,7 @@ def test_a_server_that_is_lost_costs_nothing_while_another_one_is_there(folder):
 
 def test_a_sample_that_is_too_long_is_named_and_not_tried_again(folder):
     with live(folder) as one:
-        teacher = ServedTeacher([one.url], 30.0)
+        teacher = RemoteTeacher([one.url], 30.0)
         teacher.connect()
         long = list(trajectory("a", 0, ["." + "#" * 4999], reward=0.0))
         with pytest.raises(EngineFailed, match=r"sample 0 of 5000 tokens: teacher at .*400"):
@@ -89,7 +89,7 @@ class Silent(BaseHTTPRequestHandler):
 
 def test_samples_of_another_temperature_are_refused(folder):
     with pytest.raises(ValueError, match=r"set rollout\.temperature=1"):
-        ServedTeacher(["http://127.0.0.1:9"], 1.0).annotate(batch_of(rollout_samples()), Need.TEACHER_LOGPROBS)
+        RemoteTeacher(["http://127.0.0.1:9"], 1.0).annotate(batch_of(rollout_samples()), Need.TEACHER_LOGPROBS)
 
 
 def test_a_server_that_does_not_answer_in_time_is_named():
@@ -97,7 +97,7 @@ def test_a_server_that_does_not_answer_in_time_is_named():
     server.over = threading.Event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        teacher = ServedTeacher([f"http://127.0.0.1:{server.server_port}"], 0.2)
+        teacher = RemoteTeacher([f"http://127.0.0.1:{server.server_port}"], 0.2)
         teacher.connect()
         with pytest.raises(EngineFailed, match=r"did not answer within 0\.2 s \(teacher\.timeout_s\)"):
             teacher.annotate(batch(), Need.TEACHER_LOGPROBS)
@@ -107,6 +107,6 @@ def test_a_server_that_does_not_answer_in_time_is_named():
 
 
 def test_where_no_server_is_the_run_does_not_begin(monkeypatch):
-    monkeypatch.setattr(served_teacher, "START_S", 0.1)
+    monkeypatch.setattr(remote_teacher, "START_S", 0.1)
     with pytest.raises(EngineFailed, match=r"http://127\.0\.0\.1:9 \(teacher\.urls\) did not answer"):
-        ServedTeacher(["http://127.0.0.1:9"], 1.0).connect()
+        RemoteTeacher(["http://127.0.0.1:9"], 1.0).connect()
