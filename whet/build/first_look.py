@@ -59,7 +59,7 @@ def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
     sets = config.evaluate.sets.values()
     sources = {TRAINING: training_rows(config)} if trains and config.data.source is None else {}
     sources |= {name: evaluation_rows(config, one) for name, one in config.evaluate.sets.items()}
-    tasks = {name: _tasks(source) for name, source in sources.items()}
+    tasks = {name: _tasks(source, name or "train") for name, source in sources.items()}
     for env in filter(None, (config.env, *(one.env for one in sets))):
         tools_of(env)
     for reward in (config.reward, *(one.reward for one in sets)):
@@ -68,11 +68,11 @@ def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
     check_labels(config, tasks)
 
 
-def _tasks(source: SourceConfig) -> list[Task]:
+def _tasks(source: SourceConfig, name: str) -> list[Task]:
     """Every row of small files on this machine, as the run will read it, and the first one of the others."""
     if all(_is_small(split_slice(entry)[0]) for entry in ([source.path] if isinstance(source.path, str) else source.path)):
-        return read_tasks(source, "first")
-    return [task_from(row, source, "first") for row in _some_rows(source.path)]
+        return read_tasks(source, name)
+    return [task_from(row, source, name) for row in _some_rows(source.path)]
 
 
 def _is_small(name: str) -> bool:
