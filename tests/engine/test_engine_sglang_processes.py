@@ -37,7 +37,7 @@ from whet.transport.base import TransportError
 from whet.transport.deliver import deliver
 from whet.transport.server_broadcast import ServerBroadcastSender
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 
 
