@@ -64,6 +64,7 @@ class FakeSglangFacts:
 )
 def test_how_weights_reach_a_server_of_sglang(monkeypatch, changes, area, status, words):
     monkeypatch.setattr("whet.check.server.ask", FakeSglangFacts(**changes))
+    monkeypatch.setattr("whet.engine.servers.kinds.ask", FakeSglangFacts(**changes))
     areas, _ = found_by(URL)
     assert areas[area][0] == status and words in areas[area][1], areas[area]
 
@@ -148,6 +149,7 @@ class FakeVllmFacts:
 )
 def test_what_a_server_of_vllm_offers_and_lacks(monkeypatch, changes, area, status, words):
     monkeypatch.setattr("whet.check.server.ask", FakeVllmFacts(**changes))
+    monkeypatch.setattr("whet.engine.servers.kinds.ask", FakeVllmFacts(**changes))
     monkeypatch.setattr("whet.engine.vllm.start.ask", FakeVllmFacts(**changes))
     areas, _ = found_by(URL)
     assert areas[area][0] == status and words in areas[area][1], areas[area]

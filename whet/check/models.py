@@ -49,7 +49,8 @@ def _remote_teacher(chosen: TeacherConfig) -> Iterator[Note]:
     key = os.environ.get(KEY)
     for url in chosen.urls:
         try:
-            kind_at(f"teacher at {url}", url, key).connect_fixed(HttpServer(f"teacher at {url}", url, key), key)
+            kind, _ = kind_at(f"teacher at {url}", url, key)
+            kind.connect_fixed(HttpServer(f"teacher at {url}", url, key), key)
         except (EngineFailed, ValueError) as error:
             yield fail(f"teacher.urls: {error}")
         else:

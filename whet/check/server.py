@@ -13,6 +13,7 @@ from whet.check.findings import Finding, Note, fail, ok, warn
 from whet.engine.base import EngineFailed
 from whet.engine.layout import NOTHING
 from whet.engine.servers.http import KEY
+from whet.engine.servers.kinds import kind_at
 from whet.engine.servers.start import ask
 from whet.engine.sglang.checksums import ROUTE as CHECKSUMS
 from whet.engine.sglang.checksums import checksums_of
@@ -133,19 +134,10 @@ def identify(url: str, key: str | None) -> Server:
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise EngineFailed(f"{url!r} is not the address of a server; write http://HOST:PORT")
-    problems: list[str] = []
-    for kind, path in (("sglang", "/server_info"), ("vllm", "/version")):
-        try:
-            facts = ask("", url + path, key)
-        except EngineFailed as error:
-            problems.append(str(error).removeprefix(": "))
-            continue
-        version = str(facts.get("version", "of an unknown version"))
-        if kind == "vllm":
-            return Server(url, key, kind, f"vLLM {version}", frozenset(ask("", url + "/openapi.json", key).get("paths", {})))
-        if "tp_size" in facts:
-            return Server(url, key, kind, version if version.startswith("whet ") else f"SGLang {version}", frozenset())
-    raise EngineFailed(f"neither vLLM nor SGLang answers: {'; '.join(problems) or 'its facts are of neither'}")
+    kind, facts = kind_at("", url, key)
+    version = str(facts.get("version", "of an unknown version"))
+    paths = frozenset(ask("", url + "/openapi.json", key).get("paths", {})) if kind.name == "vllm" else frozenset[str]()
+    return Server(url, key, kind.name, version if version.startswith("whet ") else f"{kind.title} {version}", paths)
 
 
 def check_routes(server: Server) -> Iterator[Note]:

@@ -56,7 +56,8 @@ class RemoteTeacher:
             name = f"teacher at {url}"
             await_answer(name, url, "teacher.urls", START_S, threading.Event())
             key = os.environ.get(KEY)
-            self._wires.append(kind_at(name, url, key).connect_fixed(HttpServer(name, url, key), key))
+            kind, _ = kind_at(name, url, key)
+            self._wires.append(kind.connect_fixed(HttpServer(name, url, key), key))
 
     def annotate(self, batch: TrainBatch | None, need: Need) -> TrainBatch:
         """As `Annotator.annotate`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from whet.engine.base import EngineFailed
 from whet.engine.servers.start import ServerKind, ask
 from whet.engine.sglang.start import Sglang
@@ -10,8 +12,8 @@ from whet.engine.vllm.start import Vllm
 KINDS: dict[str, ServerKind] = {"vllm": Vllm(), "sglang": Sglang()}
 
 
-def kind_at(name: str, url: str, key: str | None) -> ServerKind:
-    """The kind of a server that answers.
+def kind_at(name: str, url: str, key: str | None) -> tuple[ServerKind, dict[str, Any]]:
+    """The kind of a server that answers, and the facts by which it is known.
 
     Args:
         name: the server's, in errors.
@@ -26,8 +28,8 @@ def kind_at(name: str, url: str, key: str | None) -> ServerKind:
         try:
             facts = ask(name, url + path, key)
         except EngineFailed as error:
-            problems.append(str(error))
+            problems.append(str(error).removeprefix(f"{name}: "))
             continue
         if kind == "vllm" or "tp_size" in facts:
-            return KINDS[kind]
-    raise EngineFailed(f"{name}: neither vLLM nor SGLang answers at {url}: {'; '.join(problems) or 'its facts are of neither'}")
+            return KINDS[kind], facts
+    raise EngineFailed(f"{name}: neither vLLM nor SGLang answers: {'; '.join(problems) or 'its facts are of neither'}")

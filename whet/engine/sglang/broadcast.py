@@ -58,7 +58,7 @@ class BroadcastClient:
                 if isinstance(error, EngineLost) or not await listener.off(OFF_S):
                     raise
                 raise TransportError(f"the broadcast was called off: {error}") from error
-        except BaseException as error:
+        except BaseException as error:  # raised again; a call that is cancelled leaves the server in the middle, too
             self._failed = True
             if isinstance(error, Exception) and not isinstance(error, EngineLost):
                 await self._leave(error)
