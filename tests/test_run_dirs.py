@@ -43,10 +43,15 @@ def test_a_finished_run_says_so_and_ends_with_a_status_of_its_own(bench):
     assert bench.start("train", "run.toml", *SMALL, "--finished-ok")[0] == 0
     assert (bench.folder / "runs/demo/model/model.safetensors").stat().st_mtime_ns == weights, "nothing was written again"
     assert bench.start("train", "run.toml", *SMALL, "train.optim.lr=1e-3")[0] == 3, "another setting asks for no more of it, too"
-    assert bench.start("train", "run.toml", *SMALL, "train.optim.lr=2e-3", "--finished-ok")[0] == 0
-    assert bench.start("train", "run.toml", *SMALL, "batch.samples_per_step=7")[0] == 2, "what is wrong with it is told first"
-    assert bench.start("train", "run.toml", "num_rollouts=2")[0] == 0
-    assert len(bench.updates()) == 2
+
+
+def test_a_finished_run_says_which_functions_have_changed_since(bench):
+    arguments = ("train", "run.toml", *SMALL, "reward.name=mine.py:score")
+    assert bench.start(*arguments)[0] == 0
+    assert "have changed" not in bench.start(*arguments)[2]
+    bench.file("mine.py", "def score(trajectory):\n    return 1.0\n")
+    status, _, err = bench.start(*arguments)
+    assert status == 3 and "Since then have changed: mine.py:score; a run with them needs another run_dir." in err
 
 
 def test_a_folder_that_nobody_named_is_of_one_run_and_goes_on_until_it_is_finished(bench):

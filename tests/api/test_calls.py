@@ -51,7 +51,12 @@ def test_a_second_experiment_is_one_and_a_folder_that_is_named_is_that_run(here,
     assert whet.train("model", ROWS, reward=score, **SMALL).folder == first.folder
     again = whet.train("model", ROWS, reward=score, **SMALL, run_dir=first.folder)
     assert again.folder == first.folder and len(again.rows) == 2
-    assert "has done all of its 2 rollouts, so nothing is trained" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has done all of its 2 rollouts, so nothing is trained" in said and "have changed" not in said
+    other = {**SMALL, "run_dir": first.folder}
+    whet.train("model", changed, reward=score, **other)
+    assert "Since then have changed: the rows; a run with them needs another run_dir. Raise num_rollouts" in capsys.readouterr().err
+    assert again.folder == first.folder and "x" not in (first.folder / "data/train.jsonl").read_text(), "its rows stay"
     assert len(whet.train("model", ROWS, reward=score, **{**SMALL, "num_rollouts": 3}, run_dir=first.folder).rows) == 3
 
 

@@ -329,7 +329,7 @@ def test_a_write_that_fails_leaves_the_earlier_file(tmp_path, monkeypatch):
     path = records.write(0, GROUPS, [SAMPLE])
     before = path.read_bytes()
 
-    def break_off(table, path, counts):
+    def break_off(row_groups, schema, path):
         path.with_suffix(".tmp").write_bytes(b"half")
         raise OSError("disk full")
 

@@ -15,8 +15,17 @@ from whet.api.process import CallerThread, watched
 from whet.api.run import Run
 from whet.build.first_look import look_at
 from whet.build.put_back import found_rows
-from whet.build.run_dirs import FRESH, Finished, leave_nothing, new_or_unfinished, same_settings, set_aside, something_to_do
-from whet.config import ConfigError, changed_code, code_digests
+from whet.build.run_dirs import (
+    FRESH,
+    Finished,
+    changed_since,
+    leave_nothing,
+    new_or_unfinished,
+    same_settings,
+    set_aside,
+    something_to_do,
+)
+from whet.config import ConfigError
 from whet.here import holding
 from whet.settings.rl import BaseRunConfig, check_together
 from whet.settings.supervised import RUN_CONFIGS
@@ -108,7 +117,7 @@ def _run(command: str, arguments: Mapping[str, Any], settings: Mapping[str, Any]
         config, note = _placed(command, kind, given)
         folder = Path(config.run_dir)
         try:
-            with something_to_do(config):
+            with something_to_do(config, given.same_rows):
                 check_together(config)
                 _check_processes(config, given, has_callbacks=watch is not None)
                 config, aside = set_aside(config)
@@ -143,18 +152,10 @@ def _placed(command: str, kind: type[BaseRunConfig], given: Given) -> tuple[Base
         config = given.config(kind, folder)
         if config.checkpoint.resume == FRESH:
             return False
-        return same_settings(config, folder) and given.same_rows(folder) and not _changed(config, folder)
+        return same_settings(config, folder) and given.same_rows(folder) and not changed_since(config, folder)
 
     folder, note = new_or_unfinished(Path(CALLS[command]), is_same)
     return given.config(kind, folder), note
-
-
-def _changed(config: BaseRunConfig, folder: Path) -> bool:
-    """True if functions are not what they were at the folder's last start."""
-    from whet.runfolder.journal import STARTS, read_rows
-
-    starts = read_rows(folder / STARTS)
-    return not starts or bool(changed_code(starts[-1].get("code") or {}, code_digests(config)))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEFT_OUT = "leave it out"
 UNREAD = {
-    **dict.fromkeys(("num_rollouts", "num_epochs", "stop_after_constant_rewards", "train", "algo", "control", "sync"), LEFT_OUT),
+    **dict.fromkeys(("num_rollouts", "num_epochs", "stop_after_constant_rewards", "train", "algo", "control"), LEFT_OUT),
     **dict.fromkeys(("critic", "reference", "teacher", "checkpoint", "cluster"), LEFT_OUT),
     **dict.fromkeys(("evaluate.interval", "evaluate.before_training"), LEFT_OUT),
     **dict.fromkeys(("data.max_prompt_tokens", "data.long_prompts", "data.shuffle", "data.source"), LEFT_OUT),

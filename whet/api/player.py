@@ -72,6 +72,8 @@ class Player:
             runner = self.parts.runner
             self.runner = runner if scored else replace(runner, reward=None, group_reward=None)
             self.loop = LoopThread()
+            if not trainable:
+                self.loop.run(self.parts.publish())
         except BaseException:
             self._ends.close()
             raise

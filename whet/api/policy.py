@@ -85,7 +85,7 @@ class Policy:
         config: RunConfig = given.config(RunConfig, Path(given.tree.get("run_dir", "runs/policy")))
         self.config, self.algorithm = config, algorithm_of(config)
         check_models(config, self.algorithm)
-        if Need.VALUES in self.algorithm.needs or config.num_engines_apart or config.engine.num_servers or config.train.spreads:
+        if Need.VALUES in self.algorithm.needs or config.num_engines_apart or config.train.spreads:
             raise ConfigError(["a Policy has one process and no critic: use whet.train for ppo, engines apart and train.parallel"])
         self._version, self._published, self.optimizer_step = 0, -1, 0
         with holding(given.functions):

@@ -87,6 +87,8 @@ def playing(run: Path, changes: Mapping[str, Any], functions: Mapping[str, Any])
         raise ConfigError([f"{run} trained a reward model, which scores replies and writes none"])
     kept = {key: tree[key] for key in PLAYED if key in tree}
     columns = RowConfig if command == "train" else ChatConfig
+    if kept.get("engine", {}).get("name", "embedded") != "embedded":
+        del kept["engine"]  # no server is started for a reply
     kept["data"] = {key: value for key, value in tree["data"].items() if key in {**columns.model_fields, **ChatConfig.model_fields}}
     named = [*map(name_of, kept.get("env", {}).get("tools", [])), kept.get("env", {}).get("name", "")]
     gone = [name for name in named if is_here(name) and name.partition(":")[2] not in functions]

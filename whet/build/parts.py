@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from whet.engine.embedded.room import with_cache
 from whet.engine.embedded.tokenizer import EngineTokenizer
 from whet.engine.pool.member import Incident, OnIncident
 from whet.engine.pool.pool import EnginePool, print_incident
+from whet.engine.publish import EnginePublisher
 from whet.engine.scrape import PoolSource
 from whet.env.build import TOOL_ENVS, EnvConfig, build_env_factory
 from whet.env.resources import Resources, print_warning
@@ -56,9 +58,11 @@ from whet.runfolder.journal import LoggedDisplay
 from whet.serve.service import Service
 from whet.serve.settings import ServeConfig
 from whet.settings.rl import BaseRunConfig, EngineConfig, RunConfig, evaluation_env, evaluation_reward, evaluation_rows
+from whet.train.build import build_backend
 from whet.train.controller import LOCAL, Controller
 from whet.train.learners import Models
-from whet.types import JSON, Task
+from whet.train.torch_native.config import TrainConfig
+from whet.types import JSON, Proof, Task
 
 CHUNK_TOKENS = 32
 """Tokens per chunk of the engine, if checkpoints may hold trajectories in the middle of a turn."""
@@ -76,6 +80,21 @@ class Parts:
     """Rewards to close."""
     scorer_of: ScorerOf
     thread: ThreadPoolExecutor
+    publisher: EnginePublisher | None = None
+    """Publishes a model that does not train to servers; None: it trains, or the engine samples from it itself."""
+
+    async def publish(self) -> dict[int, Proof]:
+        """Bring the weights of a model that does not train to the engine, which plays after that.
+
+        Returns:
+            The proof that it holds them, by version.
+
+        Raises:
+            SyncError: if servers do not hold them.
+        """
+        if self.publisher is None:
+            return {self.engine.version: Proof()}
+        return {0: (await self.publisher.publish(0)).proof}
 
 
 def length_of_run(num_units: int, per_step: int, count: int | None, epochs: float | None, name: str) -> int:
@@ -134,8 +153,6 @@ def build_parts(
     apart = trainable and config.num_engines_apart > 0
     held_as = engine_model(config.model, config.engine_sizes, apart=apart)
     servers = config.engine.num_servers
-    if servers and not trainable:
-        raise ValueError(f"engine.name={config.engine.name} samples for runs that train; set engine.name=embedded for this command")
     own = trainable and not servers and (config.engine_sizes.has_own_weights or config.train.spreads or apart)
     overlaps = trainable and config.control.overlaps
     rewards: list[Reward | GroupReward] = []
@@ -149,7 +166,10 @@ def build_parts(
         if weights is not None:
             load_trained(model, weights, config.train.lora)
         held = load_causal(folder, held_as, trainable=False) if own else model
-        sync = Syncing(config.sync, Path(config.run_dir) / "sync")
+        versions = Path(config.run_dir) / "sync"
+        if servers and not trainable:
+            ends.enter_context(removed_after(versions))
+        sync = Syncing(config.sync, versions)
         sizes = config.engine_sizes if servers else sized(config, held)
         routes = trainable and config.train.routing_replay == "rollout"
         spec = EngineSpec(config.model, sizes, config.engine.pool, folder, config.deterministic, sync, routes)
@@ -166,7 +186,24 @@ def build_parts(
                 runner = replace(runner, sampling=replace(runner.sampling, nucleus=runner.sampling.narrows, routes=routes))
             if overlaps or config.control.partial:
                 runner = replace(runner, chunk_tokens=CHUNK_TOKENS)
-            yield Parts(folder, model, engine, runner, rewards, scorer_of, thread)
+            publisher: EnginePublisher | None = None
+            if servers and not trainable:
+                backend = thread.submit(build_backend, TrainConfig(), model, None).result()
+                publisher = EnginePublisher(backend, model, engine, thread)
+            yield Parts(folder, model, engine, runner, rewards, scorer_of, thread, publisher)
+
+
+@contextmanager
+def removed_after(folder: Path) -> Iterator[None]:
+    """Context that removes a folder at its end, and those above it that were not there before, unless they hold anything else."""
+    made = [path for path in folder.parents if not path.exists()]
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 Scoring = tuple[Reward | None, GroupReward | None]

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from whet.checkpoint.store import CheckpointStore
-from whet.config import dump_toml
+from whet.config import changed_code, code_digests, dump_toml
 from whet.env.mcp import listed
 from whet.env.sandbox.probe import RECORD
-from whet.runfolder.journal import END, FAILURES, LOG, STARTS
+from whet.runfolder.journal import END, FAILURES, LOG, STARTS, read_rows
 from whet.runfolder.lock import LOCK, OWNER, owner_of
 from whet.settings.rl import BaseRunConfig
 
@@ -74,9 +74,13 @@ def newest_of(config: Settings, file: Path) -> tuple[Settings, str]:
 
 
 @contextmanager
-def something_to_do(config: BaseRunConfig) -> Iterator[None]:
+def something_to_do(config: BaseRunConfig, same_rows: Callable[[Path], bool] = lambda _: True) -> Iterator[None]:
     """Context of a start in the folder. A start that has nothing to train raises: at once if the settings are
     those of the last start, else once these were found to be good.
+
+    Args:
+        config: the settings.
+        same_rows: tells of a run's folder if rows that the start has as objects are those of the run.
 
     Raises:
         Finished: if the run in the folder had come to its end, and these settings ask for no more of it.
@@ -87,9 +91,11 @@ def something_to_do(config: BaseRunConfig) -> Iterator[None]:
     store = CheckpointStore(folder / "checkpoints", config.checkpoint)
     done = store.num_done() if _has_finished(folder) and config.checkpoint.resume is True else None
     what = "rollouts" if "num_rollouts" in type(config).model_fields else "steps"
+    changed = [] if done is None else [*changed_since(config, folder), *([] if same_rows(folder) else ["the rows"])]
+    since = f" Since then have changed: {', '.join(changed)}; a run with them needs another run_dir." if changed else ""
     finished = Finished(
-        f"finished: the run in {folder} has done all of its {done} {what}, so nothing is trained. Raise num_{what} (or num_epochs), or "
-        "choose another run_dir (--finished-ok: end with status 0)"
+        f"finished: the run in {folder} has done all of its {done} {what}, so nothing is trained.{since} Raise num_{what} (or num_epochs), "
+        "or choose another run_dir (--finished-ok: end with status 0)"
     )
     if done is not None and same_settings(config, folder):
         raise finished
@@ -165,6 +171,12 @@ def same_settings(config: BaseRunConfig, folder: Path) -> bool:
                 cast(dict[str, Any], tree["train"]).pop("parallel", None)
         return trees[0] == trees[1]
     return False
+
+
+def changed_since(config: BaseRunConfig, folder: Path) -> list[str]:
+    """Functions that are not what they were at the folder's last start."""
+    starts = read_rows(folder / STARTS)
+    return changed_code(starts[-1].get("code") or {}, code_digests(config)) if starts else []
 
 
 def _is_free(folder: Path) -> bool:

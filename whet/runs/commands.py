@@ -59,6 +59,7 @@ from whet.rollout.metrics import new_failures, require_valid, rollout_metrics
 from whet.rollout.samples import samples_of_groups
 from whet.rollout.scheduler import RolloutSpec
 from whet.runfolder.journal import LoggedDisplay
+from whet.runfolder.lock import owner_of
 from whet.runs.closing import figures, next_commands, replies
 from whet.serve.settings import ServeConfig
 from whet.settings.rl import BaseRunConfig, RunConfig, check_together, training_rows
@@ -69,7 +70,7 @@ from whet.train.build import build_backend
 from whet.train.controller import LOCAL, Controller, begin_call
 from whet.train.kept import keep_batch
 from whet.train.watchdog import RunStatus
-from whet.types import Group, Proof, Task
+from whet.types import Group, Task
 
 T = TypeVar("T")
 
@@ -209,6 +210,7 @@ def evaluate(
     """
     if not config.evaluate.sets:
         raise ValueError("there are no evaluation sets; give one, for example evaluate.sets.NAME.path=FILE.jsonl")
+    check_idle(config)
     weights = None if base else newest_weights(Path(config.run_dir))
     measured = config.model.path if weights is None else str(weights)
     folder = free_folder(Path(config.run_dir), "evaluate")
@@ -222,7 +224,8 @@ def evaluate(
         texts = read_texts(config)
         tasks = evaluation_tasks(config, texts)
         check_labels(config, tasks)
-        with build_parts(config, texts, trainable=False, weights=weights, warn=console.warn) as parts:
+        playing = config.model_copy(update={"run_dir": str(folder)})
+        with build_parts(playing, texts, trainable=False, weights=weights, warn=console.warn) as parts:
             for note in notes:
                 console.note(note)
             evaluations = build_evaluations(config, parts, tasks, folder)
@@ -230,6 +233,19 @@ def evaluate(
             values = play_evaluations(config, parts, evaluations, session, console, measured)
         write_summary(folder / "results.json", {"weights": measured, **values})
     return values
+
+
+def check_idle(config: RunConfig) -> None:
+    """Refuse to load weights into servers while the run trains.
+
+    Raises:
+        ValueError: a process works in the run's folder, and the servers may be its own.
+    """
+    if config.engine.urls and (owner := owner_of(Path(config.run_dir))) is not None:
+        raise ValueError(
+            f"engine.urls: {owner} works in {config.run_dir}, and an evaluation would load other weights into its servers: wait for its "
+            "end, or name other servers"
+        )
 
 
 def play_evaluations(
@@ -240,12 +256,13 @@ def play_evaluations(
     display = LoggedDisplay(console, session.journal)
 
     async def work() -> None:
+        proofs = await parts.publish()
         for chosen in sets:
             display.phase(f"{chosen.name}: {len(chosen.tasks)} tasks x {chosen.samples_per_prompt}")
             groups = await session.stop.unless(chosen.play(config.seed))
             note_failures(session.journal, groups)
             warn_failures(console, groups)
-            values.update(flatten(chosen.summarise(0, groups, {parts.engine.version: Proof()})))  # nobody published these weights
+            values.update(flatten(chosen.summarise(0, groups, proofs)))
 
     display.start(f"whet evaluate: {session.folder}", len(sets), {"model": measured})
     asyncio.run(with_parts(work(), parts))
@@ -275,19 +292,20 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
     tasks = source.next(num_prompts)
     with (
         closing(build_display(config.observe.display, RL_HEADLINES)) as display,
-        build_parts(config, texts, trainable=False, warn=display.warn) as parts,
+        build_parts(config.model_copy(update={"run_dir": str(output)}), texts, trainable=False, warn=display.warn) as parts,
     ):
         writer = RecordWriter(output)
         record_isolation(output, parts.runner.make_env)
 
         async def work() -> Metrics:
             metrics: Metrics = {}
+            proofs = await parts.publish()
             for i, start in enumerate(range(0, num_prompts, plan.prompts_per_rollout)):
                 some = tasks[start : start + plan.prompts_per_rollout]
                 groups = await parts.runner.play(some, plan.samples_per_prompt, config.seed)
                 warn_failures(display, groups)
                 require_valid(groups, f"prompts {start} to {start + len(some) - 1}")
-                writer.write(i, groups, samples_of_groups(groups), RolloutNumbers(proofs={parts.engine.version: Proof()}))
+                writer.write(i, groups, samples_of_groups(groups), RolloutNumbers(proofs=proofs))
                 metrics = merge_metrics(metrics, rollout_metrics(groups))
             return metrics
 

@@ -103,9 +103,10 @@ def _mean_abs(samples: Sequence[Sample], advantages: Any) -> list[float | None] 
     """Mean |advantage| of each sample's trained tokens; None where it has none."""
     if advantages is None:
         return None
-    pieces = np.split(np.abs(np.asarray(advantages)), np.cumsum([len(sample.tokens) for sample in samples])[:-1])
+    pieces = np.split(np.asarray(advantages), np.cumsum([len(sample.tokens) for sample in samples])[:-1])
     trained = [num_true(sample.loss_mask) for sample in samples]
-    return [float(np.nansum(each, dtype=np.float64)) / count if count else None for each, count in zip(pieces, trained, strict=True)]
+    sums = [float(np.nansum(np.abs(each), dtype=np.float64)) for each in pieces]
+    return [found / count if count else None for found, count in zip(sums, trained, strict=True)]
 
 
 def _lists(rows: Sequence[Sequence[tuple[Any, ...]]], kind: pa.StructType) -> pa.Array:

@@ -16,6 +16,8 @@ from whet.types.columns import Floats
 
 Array = Any
 """A numpy array."""
+OTHER = pa.float32()
+"""Type of a computed column that `COMPUTED` does not name."""
 
 
 def check_columns(samples: Sequence[Sample], columns: Mapping[str, Array], taken: Sequence[str]) -> None:
@@ -44,34 +46,62 @@ class _Tokens:
     versions: list[tuple[Any, int]]
 
 
-def token_columns(
-    rows: Sequence[RecordRow], full: Sequence[bool], samples: Sequence[Sample], columns: Mapping[str, Array]
-) -> dict[str, pa.Array]:
-    """The per-token columns of a record.
+class TokenColumns:
+    """The per-token columns of a rollout's record, made for some rows at a time.
 
     Args:
-        rows: rows of the record.
-        full: which rows have their tokens; the others have null.
         samples: samples of the rollout.
         columns: computed columns, over the tokens of all samples. [T]
     """
-    out = _sampled(rows, full, samples)
-    lengths = np.array([len(sample.tokens) for sample in samples], np.int64)
-    mine = [row.sample if has else None for row, has in zip(rows, full, strict=True)]
-    without = np.array([sample is None for sample in mine], bool)
-    sizes = np.array([0 if sample is None else lengths[sample] for sample in mine], np.int64)
-    order = [sample for sample in mine if sample is not None]
-    rewarded = [row.trajectory if has and row.sample is None and any(turn.token_rewards for turn in row.trajectory.turns) else None
-                for row, has in zip(rows, full, strict=True)]  # fmt: skip
-    for name in [*COMPUTED, *(name for name in columns if name not in COMPUTED)]:
-        kind, values = COMPUTED.get(name, pa.float32()), columns.get(name)
-        if name == "token_rewards" and any(rewarded):
-            out[name] = _token_rewards(mine, rewarded, lengths, values)
-        elif values is None:
-            out[name] = pa.nulls(len(rows), pa.list_(kind))
-        else:
-            out[name] = _lists(sizes, without, _numbers(_in_order(np.asarray(values), order, lengths), kind))
-    return out
+
+    def __init__(self, samples: Sequence[Sample], columns: Mapping[str, Array]) -> None:
+        self._samples, self._columns = samples, {name: np.asarray(values) for name, values in columns.items()}
+        self._names = [*COMPUTED, *(name for name in columns if name not in COMPUTED)]
+        self._ends = np.cumsum([0, *(len(sample.tokens) for sample in samples)])
+        """End of each sample's tokens, after a 0. [N + 1]"""
+
+    def of(self, rows: Sequence[RecordRow], full: Sequence[bool]) -> dict[str, pa.Array]:
+        """The columns of some rows; those that are not `full` have null in them."""
+        out = _sampled(rows, full, self._samples)
+        mine = [row.sample if has else None for row, has in zip(rows, full, strict=True)]
+        without = np.array([sample is None for sample in mine], bool)
+        sizes = np.array([0 if sample is None else self._ends[sample + 1] - self._ends[sample] for sample in mine], np.int64)
+        order = [sample for sample in mine if sample is not None]
+        rewarded = [row.trajectory if has and row.sample is None and any(turn.token_rewards for turn in row.trajectory.turns) else None
+                    for row, has in zip(rows, full, strict=True)]  # fmt: skip
+        for name in self._names:
+            kind, values = COMPUTED.get(name, OTHER), self._columns.get(name)
+            if name == "token_rewards" and any(rewarded):
+                out[name] = self._token_rewards(mine, rewarded, values)
+            elif values is None:
+                out[name] = pa.nulls(len(rows), pa.list_(kind))
+            else:
+                out[name] = _lists(sizes, without, _numbers(self._in_order(values, order), kind))
+        return out
+
+    def _in_order(self, values: Array, order: Sequence[int]) -> Array:
+        """The values of some samples, one after another; a part of the array itself where these follow each other."""
+        if not order:
+            return values[:0]
+        first, last = order[0], order[-1]
+        if list(order) == list(range(first, last + 1)):
+            return values[self._ends[first] : self._ends[last + 1]]
+        return np.concatenate([self._of_one(values, sample) for sample in order])
+
+    def _of_one(self, values: Array, sample: int) -> Array:
+        return values[self._ends[sample] : self._ends[sample + 1]]
+
+    def _token_rewards(self, mine: Sequence[int | None], rewarded: Sequence[Trajectory | None], values: Array | None) -> pa.Array:
+        """Rewards of tokens: of the rows' samples, and of trajectories that gave none."""
+        pieces: list[Array | None] = []
+        for sample, trajectory in zip(mine, rewarded, strict=True):
+            if sample is not None:
+                pieces.append(None if values is None else self._of_one(values, sample))
+            else:
+                pieces.append(None if trajectory is None else np.concatenate([_rewards(turn) for turn in trajectory.turns]))
+        sizes = np.array([0 if piece is None else len(piece) for piece in pieces], np.int64)
+        flat = np.concatenate([piece for piece in pieces if piece is not None])
+        return _lists(sizes, np.array([piece is None for piece in pieces], bool), _numbers(flat, OTHER))
 
 
 def _sampled(rows: Sequence[RecordRow], full: Sequence[bool], samples: Sequence[Sample]) -> dict[str, pa.Array]:
@@ -112,15 +142,6 @@ def _of_turns(trajectory: Trajectory) -> _Tokens:
     )
 
 
-def _in_order(values: Array, order: Sequence[int], lengths: Array) -> Array:
-    """The values of some samples, one after another; the array itself where these are all samples in their order."""
-    if list(order) == list(range(len(lengths))):
-        return values
-    ends = np.cumsum(lengths)
-    pieces = [values[ends[i] - lengths[i] : ends[i]] for i in order]
-    return np.concatenate(pieces) if pieces else values[:0]
-
-
 def _numbers(values: Array, kind: pa.DataType) -> pa.Array:
     """Numbers, with null for NaN."""
     there = values == values  # all but NaN
@@ -136,22 +157,6 @@ def _lists(sizes: Array, missing: Array, values: pa.Array) -> pa.Array:
     offsets = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(missing) if missing.any() else None)
-
-
-def _token_rewards(
-    mine: Sequence[int | None], rewarded: Sequence[Trajectory | None], lengths: Array, values: Array | None
-) -> pa.Array:
-    """Rewards of tokens: of the rows' samples, and of trajectories that gave none."""
-    ends = np.cumsum(lengths)
-    pieces: list[Array | None] = []
-    for sample, trajectory in zip(mine, rewarded, strict=True):
-        if sample is not None:
-            pieces.append(None if values is None else np.asarray(values)[ends[sample] - lengths[sample] : ends[sample]])
-        else:
-            pieces.append(None if trajectory is None else np.concatenate([_rewards(turn) for turn in trajectory.turns]))
-    sizes = np.array([0 if piece is None else len(piece) for piece in pieces], np.int64)
-    flat = np.concatenate([piece for piece in pieces if piece is not None])
-    return _lists(sizes, np.array([piece is None for piece in pieces], bool), _numbers(flat, pa.float32()))
 
 
 def _rewards(turn: Turn) -> Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from whet.observe.records.index import READ, index_of
 from whet.observe.records.numbers import RolloutNumbers
 from whet.observe.records.rows import RecordRow, row_columns, rows_of
 from whet.observe.records.schema import CONFIG_KEY, SCHEMA, VERSION, VERSION_KEY
-from whet.observe.records.tokens import check_columns, token_columns
+from whet.observe.records.tokens import OTHER, TokenColumns, check_columns
 from whet.observe.retention import RecordsConfig
 from whet.types import Group, Sample
 
@@ -68,15 +68,21 @@ class RecordWriter:
         starts = [i for i, row in enumerate(rows) if i == 0 or row.trajectory is not rows[i - 1].trajectory]
         limit = self._retention.trajectories
         num_full = len(rows) if limit is None or limit >= len(starts) else starts[limit]
-        columns = row_columns(rollout_id, rows, samples, numbers)
-        columns |= token_columns(rows, [i < num_full for i in range(len(rows))], samples, numbers.columns)
-        extra = [pa.field(name, columns[name].type) for name in numbers.columns if name not in SCHEMA.names]
+        plain, tokens = row_columns(rollout_id, rows, samples, numbers), TokenColumns(samples, numbers.columns)
+        extra = [pa.field(name, pa.list_(OTHER)) for name in numbers.columns if name not in SCHEMA.names]
         schema = pa.schema([*SCHEMA, *extra], {VERSION_KEY: str(VERSION).encode(), CONFIG_KEY: self._config_hash.encode()})
-        table = pa.table([columns[name] for name in schema.names], schema=schema)
         path = self._folder / file_name(rollout_id)
         counts = _row_groups(rows, starts, samples)
-        _write(table, path, counts)
-        _write(index_of(table.select(READ), path.name, counts), self._folder / INDEX / path.name, [len(starts)])
+
+        def row_groups() -> Iterator[pa.Table]:
+            for start, end in pairwise([0, *accumulate(counts)]):
+                columns = {name: column.slice(start, end - start) for name, column in plain.items()}
+                columns |= tokens.of(rows[start:end], [i < num_full for i in range(start, end)])
+                yield pa.table([columns[name] for name in schema.names], schema=schema)
+
+        _write(row_groups(), schema, path)
+        index = index_of(pa.table({name: plain[name] for name in READ}), path.name, counts)
+        _write([index], index.schema, self._folder / INDEX / path.name)
         if self._retention.keep is not None:
             drop_oldest(self._folder, self._retention.keep)
         return path
@@ -97,15 +103,12 @@ def _row_groups(rows: Sequence[RecordRow], starts: Sequence[int], samples: Seque
     return counts if begin == len(rows) else [*counts, len(rows) - begin]
 
 
-def _write(table: pa.Table, path: Path, counts: Sequence[int]) -> None:
-    """Write a table, with this many rows in each row group."""
+def _write(row_groups: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:
+    """Write a file of these row groups."""
     unfinished = path.with_suffix(UNFINISHED)
-    with pq.ParquetWriter(unfinished, table.schema, **encoding(table.schema)) as writer:
-        start = 0
-        for count in counts:
-            writer.write_table(table.slice(start, count), row_group_size=max(count, 1))
-            start += count
-    assert start == table.num_rows, "row groups are of all rows"
+    with pq.ParquetWriter(unfinished, schema, **encoding(schema)) as writer:
+        for table in row_groups:
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
     put_in_place(unfinished, path)
 
 
