@@ -155,6 +155,13 @@ def test_configurations_are_frozen():
         config.seed = 2
 
 
+def test_a_misspelled_word_names_the_nearest():
+    assert one_problem("optim.schedule=cosin").endswith("expected one of 'none' or 'cosine'; did you mean cosine?")
+    assert one_problem("optim.schedule=Cosine").endswith("; did you mean cosine?")
+    assert one_problem("optim.schedule=exponential").endswith("expected one of 'none' or 'cosine'")
+    assert one_problem("optim.schedule=3").endswith("expected one of 'none' or 'cosine'")
+
+
 def test_a_misspelled_key_names_the_nearest_and_the_place_of_its_name():
     problem = one_problem("optim.learning_pace=1", "optim.lr=1")
     assert "optim.learning_pace: unknown key" in problem and "lr, betas, schedule" in problem

@@ -245,6 +245,10 @@ def test_csv_and_tsv_are_rows_of_text(tmp_path):
     (tmp_path / "bad.csv").write_text("prompt,label\na,b,c\n")
     with pytest.raises(ValueError, match=r"bad\.csv:2: 3 values for 2 columns \(prompt, label\)"):
         list(read_rows(str(tmp_path / "bad.csv")))
+    for header in ("prompt;label", "prompt\tlabel"):
+        (tmp_path / "bad.csv").write_text(f"{header}\nWhat?;3\n")
+        with pytest.raises(ValueError, match=r"bad\.csv:1: one column, 'prompt.*label': whet reads values between commas"):
+            list(read_rows(str(tmp_path / "bad.csv")))
     (tmp_path / "bad.csv").write_bytes(b"prompt\n\xff\n")
     with pytest.raises(ValueError, match=r"bad\.csv:\d: not csv in UTF-8"):
         list(read_rows(str(tmp_path / "bad.csv")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -190,8 +191,12 @@ def _lines(items: list[_Located], mergeable: bool, model: type[Config], data: Ma
 
 
 def _how_to_write(item: _Located, key: str, model: type[Config], data: Mapping[str, Any]) -> str:
-    """Advice on how to write a list that was set to its only item, and a table that was set to true or to the text that one of its keys
-    is for."""
+    """Advice on how to write a word that is not one of those expected, a list that was set to its only item, and a table that was set to
+    true or to the text that one of its keys is for."""
+    if item.details["type"] in ("literal_error", "enum") and isinstance(item.value, str):
+        words = re.findall(r"'([^']*)'", str(item.details.get("ctx", {}).get("expected", "")))
+        near = nearest(item.value, words, 1)
+        return f"; did you mean {near[0]}?" if near else ""
     if item.details["type"] in ("list_type", "tuple_type") and isinstance(item.value, str | int | float):
         return f"; write {_as_typed(key, item.value)}"
     tables = [option for option in options_at(model, item.path, data) if is_config(option)]

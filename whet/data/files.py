@@ -200,6 +200,8 @@ def _read_csv(file: Path) -> Iterator[Row]:
                 origin = f"{file}:{reader.line_num}"
                 if names is None:
                     names = cells
+                    if len(cells) == 1 and any(mark in cells[0] for mark in ";\t|"):
+                        raise ValueError(f"{origin}: one column, {cells[0]!r}: whet reads values between commas (.csv) or tabs (.tsv)")
                 elif len(cells) != len(names) and cells:
                     raise ValueError(f"{origin}: {len(cells)} values for {len(names)} columns ({', '.join(names)})")
                 elif cells:
