@@ -13,8 +13,8 @@ from whet.check.check import check
 from whet.core.nonfinite import NonFinite
 from whet.model import forest_check
 from whet.runs.replay import replay_batch
-from whet.runs.supervised import train_on_data
-from whet.settings.supervised import DpoRunConfig
+from whet.runs.supervised import note_rate, train_on_data
+from whet.settings.supervised import RUN_CONFIGS, DpoRunConfig
 from whet.train.torch_native.backend import TorchBackend
 
 
@@ -139,3 +139,12 @@ def test_a_step_that_gave_nan_is_done_again(tmp_path, monkeypatch):
     monkeypatch.undo()
     found = replay_batch(kept)
     assert found.message is None and found.loss == pytest.approx(0.6931, abs=1e-3), "log 2: the policy is still the reference"
+
+
+@pytest.mark.parametrize("kind", ["sft", "rm", "dpo"])
+def test_a_learning_rate_that_nobody_chose_is_told_where_it_is_low(kind):
+    settings = {"model": {"path": "x"}, "data": {"path": "x.jsonl"}, "num_steps": 1}
+    found = note_rate(RUN_CONFIGS[kind].model_validate(settings))
+    assert found == ([] if kind == "dpo" else [f"train.optim.lr is not set, so it is 1e-06, as for reinforcement learning; whet {kind} "
+                                               "usually takes 1e-5 or more"])  # fmt: skip
+    assert note_rate(RUN_CONFIGS[kind].model_validate({**settings, "train": {"optim": {"lr": 1e-6}}})) == []

@@ -60,7 +60,7 @@ def train_on_data(
             for note in notes:
                 observer.display.note(note)
             observer.display.start(f"{name}: {session.folder}", num_steps, facts)
-            warn_all(observer.display, [*session.notes, *learner.notes])
+            warn_all(observer.display, [*session.notes, *learner.notes, *note_rate(config)])
             with keep_failed_batch(config, session, lambda _: policy), run.checkpoint.whole():
                 values = train_supervised(run)
             finish(config, observer, policy, folder, session.folder)
@@ -71,6 +71,14 @@ def spelled_facts(renderer: Renderer) -> dict[str, str]:
     """Special tokens that the data spell as text; nothing if there are none."""
     num = renderer.num_spelled
     return {"special tokens": f"{num} spelled in the data's texts stay text (data.special_tokens_in_text)"} if num else {}
+
+
+def note_rate(config: StepRunConfig) -> list[str]:
+    """A note on a learning rate that nobody chose, where that of reinforcement learning is too low."""
+    optim, kind = config.train.optim, kind_of(config)
+    if kind == "dpo" or "lr" in optim.model_fields_set:
+        return []
+    return [f"train.optim.lr is not set, so it is {optim.lr:g}, as for reinforcement learning; whet {kind} usually takes 1e-5 or more"]
 
 
 def note_padding(model: DecoderModel, renderer: Renderer) -> None:
