@@ -19,6 +19,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import whet
 from tests.train.tiny_policy import rollout_samples
 from tests.vllm.servers import ARGS, python, starter
 from whet.algo.base import Need
@@ -337,3 +338,13 @@ def test_a_run_by_broadcast(folder, tmp_path):
     assert process.returncode == 0, out[-3000:]
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert all(row["sync/probe_nats"] < 1e-3 for row in rows if "sync/probe_nats" in row)
+
+
+def test_a_server_replies_as_the_embedded_engine_does_with_the_most_likely_tokens(folder):
+    how = {"rollout": {"max_turn_tokens": 16, "max_tokens": 300, "temperature": 0}, "model__device": "cpu"}
+    prompts = [f"What is {i} + {i + 1}?" for i in range(6)]
+    embedded = whet.generate(folder, prompts, **how)
+    found = whet.generate(folder, prompts, engine={"name": "vllm", "python": python(), "vllm": {"args": ARGS}}, **how)
+    assert [list(each.turns[0].tokens) for each in found] == [list(each.turns[0].tokens) for each in embedded]
+    for mine, other in zip(found, embedded, strict=True):
+        assert list(mine.turns[0].logprobs) == pytest.approx(list(other.turns[0].logprobs), abs=1e-3)
