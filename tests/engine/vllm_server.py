@@ -13,6 +13,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from aiohttp import web
+from safetensors.torch import load_file
 
 from tests.engine.http_member import QUICK, read_digests, score_of
 from tests.fakes import FakeEngine, Script
@@ -24,9 +25,11 @@ from whet.engine.servers.member import ServerMember
 from whet.engine.servers.start import ServerAt
 from whet.engine.vllm.start import Vllm
 from whet.model.causal import CausalModel
+from whet.model.config import LoraConfig
 from whet.model.meta import without_contents
+from whet.transport.adapter import AdapterWriter
 from whet.transport.base import DiskTicket
-from whet.transport.senders import sender_of
+from whet.transport.senders import adapter_sender_of, sender_of
 from whet.transport.settings import SyncConfig
 from whet.types import Chunk, Request, SamplingParams
 
@@ -59,7 +62,9 @@ class FakeVllm:
         plugin: it was started with whet's weight-transfer engine.
     """
 
-    def __init__(self, model: CausalModel, script: Script = by_length, *, plugin: bool = True, key: str | None = None) -> None:
+    def __init__(
+        self, model: CausalModel, script: Script = by_length, *, plugin: bool = True, key: str | None = None, adapters: bool = False
+    ) -> None:
         self._model, self.plugin, self._key = model, plugin, key
         self.engine = FakeEngine(script, capabilities=Capabilities(LONGEST, False, False), pace_s=0.001)
         self.label = "default"
@@ -75,8 +80,10 @@ class FakeVllm:
         """Answers to the next requests, in place of tokens."""
         self.failing: dict[str, int] = {}
         """Status of routes that fail."""
-        self.missing: set[str] = set()
+        self.missing: set[str] = set() if adapters else {"/v1/load_lora_adapter"}
         """Routes that it does not have."""
+        self.adapters: list[Path] = []
+        """Folders of the adapters that it took."""
         self.resets = [True]
         """Whether the next resets of the prefix cache succeed; the last one stays."""
         self.checksums: dict[str, str] | None = None
@@ -117,6 +124,7 @@ class FakeVllm:
             "/finish_weight_update": self._finish,
             "/update_weight_version": self._version,
             "/weight_checker": self._checker,
+            "/v1/load_lora_adapter": self._adapter,
         }
         for path, handler in routes.items():
             app.router.add_post(path, handler)
@@ -290,6 +298,16 @@ class FakeVllm:
         return web.json_response({"success": True, "new_version": self.label})
 
 
+    async def _adapter(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if "/v1/load_lora_adapter" in self.missing:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        assert self.engine.paused and body["load_inplace"] and body["lora_name"] == "whet-adapter"
+        self.adapters.append(Path(body["lora_path"]))
+        self._digests = {name: repr(tensor.tolist()) for name, tensor in load_file(self.adapters[-1] / "adapter_model.safetensors").items()}
+        return web.Response(text="Success: LoRA adapter 'whet-adapter' added successfully.")  # no JSON
+
+
 class VllmPool(EnginePool[ServerMember]):
     """A pool of fake servers that it starts.
 
@@ -298,23 +316,29 @@ class VllmPool(EnginePool[ServerMember]):
         num: of servers.
         script: what servers reply.
         plugin: they have whet's weight-transfer engine.
+        lora: the adapter that they take; None: whole weights.
     """
 
-    def __init__(self, model: CausalModel, num: int = 2, script: Script = by_length, *, plugin: bool = True) -> None:
+    def __init__(
+        self, model: CausalModel, num: int = 2, script: Script = by_length, *, plugin: bool = True, lora: LoraConfig | None = None
+    ) -> None:
         self.servers: list[FakeVllm] = []
         self.incidents: list[Incident] = []
         bare = without_contents(model)
         names = frozenset(name for name, _ in bare.named_weights())
 
         def start(name: str, given_up: threading.Event) -> ServerMember:
-            self.servers.append(FakeVllm(model, script, plugin=plugin))
-            return ServerAt(Vllm(), name, self.servers[-1].url, letters, names, 10.0)(given_up)
+            self.servers.append(FakeVllm(model, script, plugin=plugin, adapters=lora is not None))
+            return ServerAt(Vllm(adapters=lora is not None), name, self.servers[-1].url, letters, names, 10.0)(given_up)
 
         nobody = threading.Event()
         starts = {f"vllm {i}": partial(start, f"vllm {i}") for i in range(num)}
         slots = [Slot(name, begin, begin(nobody), breaker_of(QUICK)) for name, begin in starts.items()]
-        sender = sender_of(SyncConfig(transport="disk"), bare, Path(mkdtemp(prefix="whet-vllm-")), HOST)
-        weights = WeightSync(sender, dict(bare.named_weights()))
+        sync, where = SyncConfig(transport="disk"), Path(mkdtemp(prefix="whet-vllm-"))
+        if lora is None:
+            weights = WeightSync(sender_of(sync, bare, where, HOST), dict(bare.named_weights()))
+        else:
+            weights = WeightSync(adapter_sender_of(sync, where, AdapterWriter(bare, lora, Path("base"))), {})
         super().__init__(slots, weights, QUICK, deterministic=False, on_incident=self.incidents.append)
 
     def end(self) -> None:

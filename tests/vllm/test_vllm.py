@@ -17,6 +17,7 @@ from tempfile import mkdtemp
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import whet
@@ -338,6 +339,22 @@ def test_a_run_by_broadcast(folder, tmp_path):
     assert process.returncode == 0, out[-3000:]
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert all(row["sync/probe_nats"] < 1e-3 for row in rows if "sync/probe_nats" in row)
+
+
+def test_a_run_whose_server_takes_the_adapter_alone(folder, tmp_path):
+    run_dir = tmp_path / "run"
+    engine = {"name": "vllm", "python": python(), "vllm": {"args": {**ARGS, "enable_lora": True}}}
+    train = {"optim": {"lr": 3e-2}, "lora": {"rank": 4}}
+    process = begin(settings(folder, run_dir, 4, train=train, engine=engine), tmp_path)
+    out, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, out[-3000:]
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "reward/total" in row]
+    adapter = load_file(run_dir / "model/adapter_model.safetensors")
+    assert len(steps) == 4 and max(row["mismatch/logprob_mean"] for row in steps) < 1e-3
+    for row in steps:
+        assert row["sync/probe_nats"] < 1e-3 and row["sync/bytes"] == sum(tensor.nbytes for tensor in adapter.values())
+        assert row["sync/proven_arrival"] == 0
 
 
 def test_a_server_replies_as_the_embedded_engine_does_with_the_most_likely_tokens(folder):

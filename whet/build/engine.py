@@ -27,7 +27,7 @@ from whet.engine.servers.pool import Servers, servers_engine
 from whet.engine.workers.copies import EngineCopies
 from whet.engine.workers.launch import LOOPBACK, Launcher
 from whet.model.causal import CausalModel, pick_device
-from whet.model.config import ModelConfig
+from whet.model.config import LoraConfig, ModelConfig
 from whet.model.quantization import OwnFormat, Quantization
 from whet.model.quantization_folder import checkpoint_format, named_format, quantize_folder
 from whet.transport.settings import Syncing
@@ -101,7 +101,12 @@ def build_engine(
 
 @contextmanager
 def build_servers(
-    spec: EngineSpec, servers: ServersConfig, model: CausalModel, decode: Decode, on_incident: OnIncident = print_incident
+    spec: EngineSpec,
+    servers: ServersConfig,
+    model: CausalModel,
+    decode: Decode,
+    on_incident: OnIncident = print_incident,
+    lora: LoraConfig | None = None,
 ) -> Iterator[Engine]:
     """Build an engine of servers; those that were started here end with it. The caller closes it.
 
@@ -111,10 +116,11 @@ def build_servers(
         model: the trainer's, for its names and shapes.
         decode: token ids to text.
         on_incident: called when a server is lost.
+        lora: the adapter that trains, which servers get alone if they take adapters; None: the model trains whole, or not.
     """
     assert spec.sync is not None, "servers have their weights from a trainer"
     folder, quantization = (spec.folder, None) if servers.quantization is None else model_in_format(servers, spec, model.dtype)
-    asked = Servers(servers, folder, decode, spec.routes, quantization)
+    asked = Servers(servers, folder, decode, spec.routes, quantization, lora if servers.takes_adapters else None)
     engine = servers_engine(asked, model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
     try:
         yield engine

@@ -175,7 +175,7 @@ def build_parts(
         spec = EngineSpec(config.model, sizes, config.engine.pool, folder, config.deterministic, sync, routes)
         tokenizer, steps_on = EngineTokenizer.of(texts.renderer, held.vocab_size), engine_thread if overlaps else thread
         building = (
-            build_servers(spec, config.engine, model, texts.renderer.decode, on_incident)
+            build_servers(spec, config.engine, model, texts.renderer.decode, on_incident, config.train.lora if trainable else None)
             if servers
             else build_engine(spec, held, tokenizer, steps_on, shares_weights=not own, launcher=launcher, on_incident=on_incident)
         )

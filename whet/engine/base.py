@@ -70,6 +70,8 @@ class Capabilities:
     """Same requests, same bits."""
     quantization_nats: float = 0.0
     """Distance of its log-probs from the trainer's that its quantized weights explain."""
+    takes_adapters: bool = False
+    """It holds the base of an adapter (LoRA) that trains, and an update brings the adapter alone."""
 
 
 @dataclass(frozen=True, slots=True)

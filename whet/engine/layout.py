@@ -83,6 +83,7 @@ class _Parameter:
     @classmethod
     def of(cls, key: str, name: str, rank: int, size: int, heads: Heads) -> _Parameter | None:
         """None: its layout is not known."""
+        name = name.replace(".base_layer.", ".")  # below an adapter
         module, _, kind = name.rpartition(".")
         stem, _, last = module.rpartition(".")
         if last in FUSED:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -101,8 +101,8 @@ class Trained(Protocol):
     dtype: torch.dtype
     """Type of its computation, and of the weights in `named_weights`."""
 
-    def named_weights(self) -> Iterable[tuple[str, Tensor]]:
-        """The merged weights as a stream, named as in Hugging Face files."""
+    def named_weights(self, kind: Literal["merged", "adapter", "base"] = "merged") -> Iterable[tuple[str, Tensor]]:
+        """The weights as a stream, as `whet.train.base.Backend.named_weights`."""
         ...
 
     def named_state(self) -> Iterable[tuple[str, Tensor]]:
@@ -161,6 +161,8 @@ class EnginePublisher:
         self._backend, self._model, self._engine, self._thread = backend, model, engine, thread
         self._table = ProofTable()
         self._checksums = ChecksumHistory()
+        self._base_layouts: dict[str, set[str]] = {}
+        """Digests of the weights below an adapter, as `expected` gives them: they do not change."""
         self._failed = False
         """True while the engine stays paused because the last version was not proven."""
         self._probe = Ints((7 * i + 3) % model.vocab_size for i in range(PROBE_TOKENS))
@@ -204,8 +206,9 @@ class EnginePublisher:
         if receipt.version != version or self._engine.version != version:
             raise SyncError(f"the engine answers version {receipt.version} to the publication of version {version}")
         sent = await loop.run_in_executor(self._thread, stream.finish)
-        held = await loop.run_in_executor(self._thread, lambda: digests_of(self._expected()))
         answers = receipt.members or (receipt,)
+        told = any(answer.resident is not None for answer in answers)
+        held = await loop.run_in_executor(self._thread, lambda: digests_of(self._expected()) if told else {})
         for answer in answers:
             self._check(answer, version, sent if receipt.sent is None else receipt.sent, held)
         self._checksums.check(answers, sent, str(self._backend.dtype).removeprefix("torch."))
@@ -239,8 +242,14 @@ class EnginePublisher:
         for answer in answers:
             for key, digest in (answer.layout or {}).items():
                 digests.setdefault(key, set()).add(digest)
-        weights = ((name, weight) for name, weight in self._backend.named_weights() if name in names)
-        mine = expected(weights, Heads.of(self._model.hf.config.get_text_config()), digests) if digests else {}
+        heads, adapts = Heads.of(self._model.hf.config.get_text_config()), self._engine.capabilities.takes_adapters
+        if adapts:
+            if new := {key: found for key, found in digests.items() if not found <= self._base_layouts.get(key, set())}:
+                self._base_layouts |= expected(self._backend.named_weights("base"), heads, new)
+            mine, num_untold = self._base_layouts, len(names)
+        else:
+            weights = ((name, weight) for name, weight in self._backend.named_weights() if name in names)
+            mine, num_untold = expected(weights, heads, digests) if digests else {}, 0
         shares: list[float] = []
         for answer in answers:
             layout = answer.layout or {}
@@ -248,7 +257,7 @@ class EnginePublisher:
             if wrong := sorted(key for key in compared if layout[key] not in mine[key]):
                 more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
                 raise SyncError(f"version {version}: {answer.engine} holds other weights than the trainer's: {', '.join(wrong[:5])}{more}")
-            shares.append(1.0 if answer.resident is not None else len(compared) / max(1, len(layout)))
+            shares.append(1.0 if answer.resident is not None else len(compared) / max(1, len(layout) + num_untold))
         return min(shares)
 
     async def _take_over(self, weights: Stream, version: int) -> Receipt:
@@ -258,8 +267,10 @@ class EnginePublisher:
             raise SyncError(f"version {version}: the engine refused the weights: {refused}") from refused
 
     def _stream(self) -> Iterable[tuple[str, Tensor]]:
-        """The weights to publish: an engine that reads the trainer's own tensors reads an adapter's,
-        too; any other gets merged weights."""
+        """The weights to publish: an engine that reads the trainer's own tensors reads an adapter's, too; one that takes adapters gets that
+        alone, and any other merged weights."""
+        if self._engine.capabilities.takes_adapters:
+            return self._backend.named_weights("adapter")
         if self._engine.capabilities.shares_weights and self._model.adapter is not None:
             return self._model.named_weights()
         return self._backend.named_weights()

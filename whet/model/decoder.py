@@ -28,6 +28,10 @@ class Merging(Protocol):
         """The model's tensors with the adapter added, under the names that they have without one."""
         ...
 
+    def without(self, named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The model's tensors without the adapter, under the names that they have without one."""
+        ...
+
     def tensors(self) -> Mapping[str, Tensor]:
         """Trained tensors, by their names in the adapter's files."""
         ...
@@ -115,6 +119,10 @@ class DecoderModel(ABC):
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
         """`named_weights` of the same model without an adapter: one that it has is added to the weights, in new tensors."""
         return self.named_weights() if self.adapter is None else self.adapter.merged(self.named_weights())
+
+    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """`named_weights` of the same model without an adapter: one that it has is left out."""
+        return self.named_weights() if self.adapter is None else self.adapter.without(self.named_weights())
 
     def merged_state(self) -> Iterator[tuple[str, Tensor]]:
         """`named_state` of the same model without an adapter."""

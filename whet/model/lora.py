@@ -71,14 +71,15 @@ class Adapter:
 
     def merged(self, named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The model's tensors with the adapter added, under the names that they have without one."""
+        for name, tensor in self.without(named):
+            owner = name.removesuffix(".weight")
+            yield name, (tensor + spread_like(self._added(owner), tensor)).to(tensor.dtype) if owner in self._layers else tensor
+
+    def without(self, named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The model's tensors without the adapter, under the names that they have without one."""
         for name, tensor in named:
-            owner, _, kind = name.rpartition("." + BASE)
-            if kind == "weight":
-                yield f"{owner}.weight", (tensor + spread_like(self._added(owner), tensor)).to(tensor.dtype)
-            elif owner:
-                yield f"{owner}.{kind}", tensor
-            elif not name.rpartition(".lora_")[1]:
-                yield name, tensor
+            if not name.rpartition(".lora_")[1]:
+                yield name.replace("." + BASE, "."), tensor
 
     def _added(self, owner: str) -> Tensor:
         """The whole tensor that a layer's adapter adds to its weight: B A, scaled, in float32 at least."""

@@ -196,6 +196,9 @@ class RunConfig(BaseRunConfig):
             refuse_unread(self.engine.embedded, unread, f"(engine.embedded) with engine.name={self.engine.name!r}", "leave it out")
             if self.deterministic:
                 raise ValueError(f"deterministic=true needs engine.name=embedded: engine.name={self.engine.name} promises no bits")
+            if self.engine.takes_adapters and (self.train.lora is None or self.engine.quantization is not None):
+                why = "there is no adapter without train.lora" if self.train.lora is None else "engine.quantization sends whole weights"
+                raise ValueError(f"engine.vllm.args: enable_lora has servers take the adapter alone, and {why}: leave it out")
             if self.cluster.engine_apart:
                 raise ValueError(f"cluster.layout places the embedded engine, and engine.name is {self.engine.name}; set layout=colocate")
         return self

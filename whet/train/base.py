@@ -113,8 +113,9 @@ class Backend(Annotator, Protocol):
         """
         ...
 
-    def named_weights(self, kind: Literal["merged", "adapter"] = "merged") -> Iterable[tuple[str, Tensor]]:
-        """The weights as a stream, named as in Hugging Face files; of an adapter (LoRA), added to the base, or alone as in peft's files."""
+    def named_weights(self, kind: Literal["merged", "adapter", "base"] = "merged") -> Iterable[tuple[str, Tensor]]:
+        """The weights as a stream, named as in Hugging Face files; an adapter (LoRA) is added to them, alone as in peft's files, or left
+        out."""
         ...
 
     def named_state(self) -> Iterable[tuple[str, Tensor]]:

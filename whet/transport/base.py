@@ -103,6 +103,14 @@ class DiskTicket:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterTicket:
+    """An adapter lies in a folder, as peft writes it; the weights below it stay."""
+
+    version: int
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaTicket:
     """A folder with the changes since another version."""
 
@@ -111,7 +119,7 @@ class DeltaTicket:
     folder: Path
 
 
-Ticket = SharedTicket | BroadcastTicket | ServerBroadcastTicket | DiskTicket | DeltaTicket
+Ticket = SharedTicket | BroadcastTicket | ServerBroadcastTicket | DiskTicket | AdapterTicket | DeltaTicket
 """Data that an engine needs to fetch one version: small and picklable."""
 
 

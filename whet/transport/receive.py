@@ -8,7 +8,16 @@ from torch import Tensor
 
 from whet.model.decoder import DecoderModel
 from whet.model.naming import Naming
-from whet.transport.base import BroadcastTicket, DeltaTicket, DiskTicket, OtherBase, ServerBroadcastTicket, SharedTicket, Ticket
+from whet.transport.base import (
+    AdapterTicket,
+    BroadcastTicket,
+    DeltaTicket,
+    DiskTicket,
+    OtherBase,
+    ServerBroadcastTicket,
+    SharedTicket,
+    Ticket,
+)
 from whet.transport.broadcast import BroadcastReceiver
 from whet.transport.delta import read_changes
 from whet.transport.folder import read_folder
@@ -52,7 +61,7 @@ class Receiver:
                 return self._mapped.named_weights()
             case BroadcastTicket():
                 return self._broadcast.open(ticket)
-            case ServerBroadcastTicket():
+            case ServerBroadcastTicket() | AdapterTicket():
                 raise AssertionError("servers alone take it, by their own routes")
             case DiskTicket():
                 return read_folder(ticket, self._naming())

@@ -8,6 +8,7 @@ from whet.model.decoder import DecoderModel
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
 from whet.model.quantization import Quantization
+from whet.transport.adapter import AdapterWriter
 from whet.transport.base import Sender
 from whet.transport.broadcast import BroadcastSender
 from whet.transport.delta import DeltaSender
@@ -31,7 +32,7 @@ def sender_of(
         address: this machine's, as engines know it.
         quantization: format of the versions on disk; None: as the weights are.
     """
-    where = (folder if config.folder is None else Path(config.folder)).absolute()  # engines have other working folders
+    where = _versions_in(config, folder)
     match config.transport:
         case "auto" | "shared":
             return SharedSender(dict(model.named_weights()), config.timeout_s)
@@ -43,6 +44,25 @@ def sender_of(
             return DiskSender(where, KEPT, config.timeout_s, FolderWriter(model, config.max_buffer_bytes, quantization))
         case "delta":
             return DeltaSender(where, KEPT, config.timeout_s, FolderWriter(model, config.max_buffer_bytes))
+
+
+def adapter_sender_of(config: SyncConfig, folder: Path, writer: AdapterWriter) -> Sender:
+    """The trainer's end of the transport of an adapter to servers; arguments as for `sender_of`.
+
+    Raises:
+        ValueError: if the settings ask for another than folders.
+    """
+    if config.transport not in ("auto", "disk"):
+        raise ValueError(
+            f"sync.transport={config.transport} sends whole weights, and with enable_lora (engine.vllm.args) servers take an adapter, "
+            "from a folder: set sync.transport=disk, or leave enable_lora out"
+        )
+    return DiskSender(_versions_in(config, folder), KEPT, config.timeout_s, writer)
+
+
+def _versions_in(config: SyncConfig, folder: Path) -> Path:
+    """Folder of the versions, for engines with other working folders."""
+    return (folder if config.folder is None else Path(config.folder)).absolute()
 
 
 def server_sender_of(

@@ -51,7 +51,8 @@ class RouterWire:
         self.kind = f"{first.kind} behind a router"
         receivers = tuple(name for wire in every for name in wire.served.receivers)
         (dtype, *others) = {wire.served.dtype for wire in every}
-        self.served = Served(min(wire.served.max_tokens for wire in every), receivers, first.served.label, None if others else dtype)
+        longest, takes_adapters = min(wire.served.max_tokens for wire in every), first.served.takes_adapters
+        self.served = Served(longest, receivers, first.served.label, None if others else dtype, takes_adapters)
 
     def through(self, router: HttpServer) -> Wire:
         return self._router.through(router)

@@ -58,6 +58,11 @@ class ServersConfig(Config):
         return 0 if self.name == "embedded" else len(self.urls) or self.servers
 
     @property
+    def takes_adapters(self) -> bool:
+        """True if servers that whet starts take an adapter (LoRA) in place of whole weights."""
+        return self.name == "vllm" and self.vllm.args.get("enable_lora", self.vllm.args.get("enable-lora")) is True
+
+    @property
     def max_running(self) -> int:
         """Requests that all servers run at a time."""
         asked = self.vllm.args.get("max_num_seqs") if self.name == "vllm" else self.sglang.args.get("max_running_requests")

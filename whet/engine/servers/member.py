@@ -86,7 +86,8 @@ class ServerMember:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(self._wire.served.max_tokens, shares_weights=False, deterministic=False)
+        served = self._wire.served
+        return Capabilities(served.max_tokens, shares_weights=False, deterministic=False, takes_adapters=served.takes_adapters)
 
     @property
     def receivers(self) -> list[str]:

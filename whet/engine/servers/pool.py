@@ -22,12 +22,15 @@ from whet.engine.servers.config import ServersConfig
 from whet.engine.servers.kinds import KINDS
 from whet.engine.servers.member import ServerMember
 from whet.engine.servers.start import ServerAt, ServerStarter
+from whet.engine.vllm.start import LORA_ARGS, RANKS, Vllm
 from whet.model.causal import CausalModel
+from whet.model.config import LoraConfig
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
 from whet.model.quantization import Quantization, in_format
+from whet.transport.adapter import AdapterWriter
 from whet.transport.quantize import QuantizingStream
-from whet.transport.senders import server_sender_of
+from whet.transport.senders import adapter_sender_of, server_sender_of
 from whet.transport.settings import Syncing
 
 Start = StartMember[ServerMember]
@@ -45,10 +48,12 @@ class Servers:
     """True if requests ask for experts."""
     quantization: Quantization | None = None
     """Format of the weights that they hold; None: the trainer's type."""
+    lora: LoraConfig | None = None
+    """The adapter that updates bring; None: they bring whole weights."""
 
     def starts(self, model: CausalModel, pool: PoolConfig) -> dict[str, Start]:
         """A start of each server, by its name."""
-        kind = KINDS[self.config.name]
+        kind = KINDS[self.config.name] if self.lora is None else Vllm(adapters=True)
         direct = direct_names(model) if self.quantization is None else names_in_format(model, self.quantization)
         names = [f"{kind.name} {i}" for i in range(self.config.num_servers)]
         if self.config.router is not None:
@@ -62,6 +67,10 @@ class Servers:
         args = self.config.vllm.args if self.config.name == "vllm" else self.config.sglang.args
         if self.tells_routes:
             args = {"enable_return_routed_experts": True} | args
+        if self.lora is None:  # weights come whole, as those of a trained adapter in an evaluation
+            args = {name: value for name, value in args.items() if name.replace("-", "_") not in LORA_ARGS}
+        else:
+            args = {"max_lora_rank": least_rank(self.lora.rank)} | args
         return {
             name: ServerStarter(
                 kind=kind,
@@ -111,22 +120,37 @@ def servers_engine(
     """
     bare = without_contents(model)
     starts = servers.starts(model, pool)
+    if servers.lora is not None:
+        sender = adapter_sender_of(sync.config, sync.folder, AdapterWriter(model, servers.lora, servers.folder))
+        return _pool_of(starts, WeightSync(sender, {}), pool, on_incident, SCORE_TOLERANCE[model.dtype])
     own_routes, backend = KINDS[servers.config.name].own_routes, "nccl" if model.device.type == "cuda" else "gloo"
     if own_routes and sync.config.transport == "broadcast":
         check_devices(servers.config, backend, torch.cuda.device_count())
     sender = server_sender_of(sync.config, bare, sync.folder, address, backend if own_routes else None, servers.quantization)
+    quantize = None if servers.quantization is None else partial(QuantizingStream, naming=Naming(bare), quantization=servers.quantization)
+    weights = WeightSync(sender, dict(bare.named_weights()), quantize)
+    nats = 0.0 if servers.quantization is None else servers.quantization.nats
+    return _pool_of(starts, weights, pool, on_incident, SCORE_TOLERANCE[model.dtype], nats)
+
+
+def _pool_of(
+    starts: Mapping[str, Start], weights: WeightSync, pool: PoolConfig, on_incident: OnIncident, tolerance: float, nats: float = 0.0
+) -> EnginePool[ServerMember]:
     members = start_all(starts)
     slots = [Slot(name, start, members[name], breaker_of(pool)) for name, start in starts.items()]
-    quantize = None if servers.quantization is None else partial(QuantizingStream, naming=Naming(bare), quantization=servers.quantization)
-    return EnginePool(
-        slots,
-        WeightSync(sender, dict(bare.named_weights()), quantize),
-        pool,
-        deterministic=False,
-        on_incident=on_incident,
-        tolerance=SCORE_TOLERANCE[model.dtype],
-        quantization_nats=0.0 if servers.quantization is None else servers.quantization.nats,
-    )
+    return EnginePool(slots, weights, pool, deterministic=False, on_incident=on_incident, tolerance=tolerance, quantization_nats=nats)
+
+
+def least_rank(rank: int) -> int:
+    """The smallest `max_lora_rank` of vLLM's that holds adapters of a rank.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    fits = [each for each in RANKS if each >= rank]
+    if not fits:
+        raise ValueError(f"train.lora.rank is {rank}, and vLLM takes at most {RANKS[-1]}: leave enable_lora (engine.vllm.args) out")
+    return fits[0]
 
 
 def check_devices(servers: ServersConfig, backend: str, num_devices: int) -> None:

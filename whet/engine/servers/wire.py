@@ -45,6 +45,8 @@ class Served:
     """Its label of the weights that it holds."""
     dtype: str | None = None
     """As in `Receipt`."""
+    takes_adapters: bool = False
+    """As in `Capabilities`."""
 
 
 class Wire(Protocol):

@@ -13,7 +13,7 @@ from whet.engine.servers.http import HttpServer
 from whet.engine.servers.wire import SampledTokens, Served, sticky
 from whet.engine.vllm.wire import body_of, sampled_of, score_body, scored_of
 from whet.observe.exposition import parse
-from whet.transport.base import BroadcastTicket, DiskTicket, Ticket
+from whet.transport.base import AdapterTicket, BroadcastTicket, DiskTicket, Ticket
 from whet.types import Request, Scored
 from whet.types.columns import Ints
 
@@ -24,6 +24,9 @@ ACTIVE = "a weight update is already active"
 """vLLM's words where an earlier update was not finished."""
 TORN = "whet-torn"
 """Label of weights that an update left in the middle."""
+ADAPTER = "whet-adapter"
+"""The adapter's name at servers: requests name it as their model."""
+LOAD_ADAPTER = "/v1/load_lora_adapter"
 PREFIX = "generate-tokens-"
 """vLLM puts it before a request's id. An abort of the bare id is answered as done, and aborts nothing."""
 
@@ -81,7 +84,8 @@ class VllmWire:
         return (await self._server.post("/reset_prefix_cache?reset_running_requests=true") or {}).get("success", True)
 
     async def sleep(self) -> None:
-        await self._server.post("/sleep?level=2&mode=abort")
+        level = 1 if self.served.takes_adapters else 2  # 2 forgets the weights, and no update brings those below an adapter
+        await self._server.post(f"/sleep?level={level}&mode=abort")
 
     async def wake(self, what: Literal["weights", "kv_cache"]) -> None:
         await self._server.post(f"/wake_up?tags={what}")
@@ -115,6 +119,11 @@ class VllmWire:
         """As `Wire.load`. Without the plugin a server takes a folder alone, and tells no digests."""
         name = self._server.name
         match ticket:
+            case AdapterTicket():
+                body = {"lora_name": ADAPTER, "lora_path": str(ticket.folder), "load_inplace": True}
+                await self._server.post_text(LOAD_ADAPTER, body)
+                await self._server.post("/update_weight_version", {"new_version": str(version)})
+                return None
             case DiskTicket() if not self._has_plugin:
                 await self._server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(ticket.folder)}})
                 await self._server.post("/update_weight_version", {"new_version": str(version)})

@@ -13,7 +13,7 @@ from whet.engine.base import EngineFailed
 from whet.engine.servers.http import HttpServer
 from whet.engine.servers.start import LOOPBACK, ask, command_line, reason
 from whet.engine.servers.wire import Served
-from whet.engine.vllm.routes import GENERATE, VllmWire
+from whet.engine.vllm.routes import ADAPTER, GENERATE, LOAD_ADAPTER, VllmWire
 
 SERVER = "vllm.entrypoints.openai.api_server"
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
@@ -32,14 +32,26 @@ NEEDED = {
     GENERATE: "start it with --enable-scale-out",
     "/pause": "start it with VLLM_SERVER_DEV_MODE=1 in its environment, reachable for trusted machines alone",
 }
+TAKES_ADAPTERS = {LOAD_ADAPTER: "start it with --enable-lora, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"}
+LORA_ARGS = ("enable_lora", "max_lora_rank")
+"""Arguments without which vLLM takes no adapters."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of `max_lora_rank` that vLLM knows."""
 MISSING_PLUGIN = re.compile(r"No module named 'whet_vllm'|Invalid weight transfer backend|whet.* is not registered")
 
 
 class Vllm:
-    """The `ServerKind` of vLLM's servers."""
+    """The `ServerKind` of vLLM's servers.
+
+    Args:
+        adapters: updates bring an adapter, and requests name it.
+    """
 
     name, title = "vllm", "vLLM"
     own_routes = False
+
+    def __init__(self, *, adapters: bool = False) -> None:
+        self._adapters = adapters
 
     def command(self, folder: Path, port: int, dtype: str, args: Mapping[str, Any]) -> list[str]:
         """As `ServerKind.command`, with a seed of its own: servers of one seed draw the same noise."""
@@ -48,7 +60,8 @@ class Vllm:
 
     def environment(self) -> dict[str, str]:
         """As `ServerKind.environment`, with the `VLLM_` variables of this process."""
-        return ENVIRONMENT | {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+        own = ENVIRONMENT | ({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self._adapters else {})
+        return own | {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
 
     def why(self, lines: Sequence[str]) -> str:
         if MISSING_PLUGIN.search("\n".join(lines)):
@@ -57,11 +70,13 @@ class Vllm:
 
     def connect(self, server: HttpServer, key: str | None, direct_names: frozenset[str] | None) -> VllmWire:
         name, url = server.name, server.url
-        self._check_routes(server, key, NEEDED)
+        self._check_routes(server, key, NEEDED | (TAKES_ADAPTERS if self._adapters else {}))
         max_tokens, model = self._model(server, key)
         world_size = int(ask(name, url + "/get_world_size", key)["world_size"])
         receivers = tuple(f"{url} rank {rank}" for rank in range(world_size))
-        served = Served(max_tokens, receivers, label=str(ask(name, url + "/weight_info", key)["weight_version"]))
+        label = str(ask(name, url + "/weight_info", key)["weight_version"])
+        served = Served(max_tokens, receivers, label, takes_adapters=self._adapters)
+        model = ADAPTER if self._adapters else model
         return VllmWire(server, served, model, has_plugin=has_plugin(url, key), direct_names=direct_names)
 
     def connect_fixed(self, server: HttpServer, key: str | None) -> VllmWire:

@@ -250,9 +250,9 @@ class TorchBackend:
         self.optimizer.zero_grad()
         self._since_step.clear()
 
-    def named_weights(self, kind: Literal["merged", "adapter"] = "merged") -> Iterable[tuple[str, Tensor]]:
-        if kind == "merged":
-            return self._ranks.given(self.model.merged_weights(), self.dtype)
+    def named_weights(self, kind: Literal["merged", "adapter", "base"] = "merged") -> Iterable[tuple[str, Tensor]]:
+        if kind != "adapter":
+            return self._ranks.given(self.model.merged_weights() if kind == "merged" else self.model.base_weights(), self.dtype)
         if self.adapter is None:
             raise ValueError("this policy is trained whole: it has no adapter to publish")
         return self._ranks.given(iter(self.adapter.tensors().items()), self.dtype)
