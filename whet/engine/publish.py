@@ -207,8 +207,8 @@ class EnginePublisher:
             raise SyncError(f"the engine answers version {receipt.version} to the publication of version {version}")
         sent = await loop.run_in_executor(self._thread, stream.finish)
         answers = receipt.members or (receipt,)
-        told = any(answer.resident is not None for answer in answers)
-        held = await loop.run_in_executor(self._thread, lambda: digests_of(self._expected()) if told else {})
+        tells_memory = any(answer.resident is not None for answer in answers)
+        held = await loop.run_in_executor(self._thread, lambda: digests_of(self._expected()) if tells_memory else {})
         for answer in answers:
             self._check(answer, version, sent if receipt.sent is None else receipt.sent, held)
         self._checksums.check(answers, sent, str(self._backend.dtype).removeprefix("torch."))

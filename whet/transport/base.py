@@ -104,7 +104,7 @@ class DiskTicket:
 
 @dataclass(frozen=True, slots=True)
 class AdapterTicket:
-    """An adapter lies in a folder, as peft writes it; the weights below it stay."""
+    """An adapter is in a folder, as peft writes it; the weights below it stay."""
 
     version: int
     folder: Path
