@@ -236,14 +236,14 @@ def evaluate(
 
 
 def check_idle(config: RunConfig) -> None:
-    """Refuse to load weights into servers while the run trains.
+    """Refuse to load weights into servers while a run trains in `config.run_dir`.
 
     Raises:
         ValueError: a process works in the run's folder, and the servers may be its own.
     """
     if config.engine.urls and (owner := owner_of(Path(config.run_dir))) is not None:
         raise ValueError(
-            f"engine.urls: {owner} works in {config.run_dir}, and an evaluation would load other weights into its servers: wait for its "
+            f"engine.urls: {owner} works in {config.run_dir}, and this command would load other weights into its servers: wait for its "
             "end, or name other servers"
         )
 
@@ -284,6 +284,7 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
     """
     if any((output / ROLLOUTS).glob("*.parquet")):
         raise ValueError(f"{output / ROLLOUTS} holds records already; remove it, or choose another folder with --output")
+    check_idle(config)
     plan = plan_batch(config.batch)
     prepare_process(config)
     texts = read_texts(config)
