@@ -17,6 +17,7 @@ from whet.engine.servers.http import KEY, HttpServer
 from whet.engine.servers.kinds import kind_at
 from whet.engine.servers.start import await_answer
 from whet.engine.servers.wire import Wire
+from whet.rollout.sampling import RolloutConfig
 from whet.types.columns import Ints
 
 AT_A_TIME = 32
@@ -27,6 +28,21 @@ RETRY_S = 1.0
 """Before a sample's second attempt; twice as long before each further one."""
 START_S = 60.0
 """For a server to answer when the run begins."""
+
+
+def check_length(name: str, wire: Wire, rollout: RolloutConfig) -> None:
+    """Refuse samples that are longer than a server scores, which would end a run in its middle. The default of `rollout.max_tokens` becomes
+    less where the policy's model ends before it, so only a length that somebody set is compared.
+
+    Raises:
+        ValueError: if they may be.
+    """
+    longest = wire.served.max_tokens - 1  # servers need room for a token that follows
+    if longest > 0 and "max_tokens" in rollout.model_fields_set and rollout.max_tokens > longest:
+        raise ValueError(
+            f"teacher.urls: rollout.max_tokens is {rollout.max_tokens}, but {name} scores samples of {longest} tokens at most: lower the "
+            f"one, or start the server for {rollout.max_tokens + 1} (vLLM: --max-model-len, SGLang: --context-length)"
+        )
 
 
 class RemoteTeacher:
@@ -46,11 +62,15 @@ class RemoteTeacher:
         self._wires: list[Wire] = []
         self._ids = itertools.count(1)
 
-    def connect(self) -> None:
+    def connect(self, rollout: RolloutConfig | None = None) -> None:
         """Look whether the servers are there.
+
+        Args:
+            rollout: sampling of what they score; None: unknown.
 
         Raises:
             EngineFailed: if one does not answer, or is none of the kinds that whet knows.
+            ValueError: if samples may be too long for one.
         """
         for url in self._urls:
             name = f"teacher at {url}"
@@ -58,12 +78,14 @@ class RemoteTeacher:
             key = os.environ.get(KEY)
             kind, _ = kind_at(name, url, key)
             self._wires.append(kind.connect_fixed(HttpServer(name, url, key), key))
+            if rollout is not None:
+                check_length(name, self._wires[-1], rollout)
 
     def annotate(self, batch: TrainBatch | None, need: Need) -> TrainBatch:
         """As `Annotator.annotate`.
 
         Raises:
-            EngineFailed: if a sample could not be scored; it names the sample.
+            EngineFailed: if a sample could not be scored, or a trained token's log-prob is not finite; it names the sample.
         """
         if need is not Need.TEACHER_LOGPROBS:
             raise ValueError(f"a teacher at servers does not compute {need}")
@@ -73,8 +95,11 @@ class RemoteTeacher:
             raise ValueError(f"{alone}: set rollout.temperature=1, or leave out teacher.urls")
         rows = [Ints(row.tolist()) for row in batch.tokens.split(batch.lengths.tolist())]
         found = asyncio.run(self._score_all(rows))
-        columns = [torch.tensor([0.0, *logprobs], dtype=torch.float32) for logprobs in found]
-        return batch.with_(teacher_logprobs=torch.cat(columns) * batch.loss_mask)
+        logprobs = torch.cat([torch.tensor([0.0, *each], dtype=torch.float32) for each in found])
+        if bool((bad := batch.loss_mask & ~torch.isfinite(logprobs)).any()):
+            sample, where = int(batch.sample_of_token[bad][0]), ", ".join(self._urls)
+            raise EngineFailed(f"sample {sample}: the teacher at {where} answered log-probs of trained tokens that are not finite")
+        return batch.with_(teacher_logprobs=torch.where(batch.loss_mask, logprobs, 0.0))
 
     async def _score_all(self, rows: Sequence[Ints]) -> list[Sequence[float]]:
         """Log-probs of each row's tokens but the first."""
