@@ -13,9 +13,11 @@ from tests.api.small import score
 from tests.e2e.tiny_run import QUESTIONS, make_files, run_config
 from tests.serve.serve_setup import live, model_folder
 from whet.build.parts import removed_after
+from whet.engine.publish import EnginePublisher
 from whet.observe.records import read_records
 from whet.runfolder.lock import claim
 from whet.runs.commands import evaluate, generate, train
+from whet.types import Proof
 
 
 @pytest.fixture
@@ -77,6 +79,15 @@ def test_rollouts_of_servers_are_recorded_with_the_proof_of_their_weights(server
     assert generate(config, tmp_path / "out", 2) == 6
     assert all(proof["probe_nats"] < 1e-4 for row in read_records(tmp_path / "out/rollouts") for proof in row["proofs"].values())
     assert mine.exists() and not (tmp_path / "run").exists() and len(list((tmp_path / "out").glob("sync*"))) == 1
+
+
+def test_the_proof_is_that_of_the_time_when_replies_were_played(server, tmp_path, monkeypatch):
+    config = run_config(tmp_path, "run", deterministic=False, engine=servers(server))
+    at_first = EnginePublisher.proofs
+    later = property(lambda self: {version: proof.through(Proof(probe_nats=0.5)) for version, proof in at_first.fget(self).items()})
+    monkeypatch.setattr(EnginePublisher, "proofs", later)  # as of a server that was started again after the publication
+    generate(config, tmp_path / "out", 1)
+    assert all(proof["probe_nats"] >= 0.5 for row in read_records(tmp_path / "out/rollouts") for proof in row["proofs"].values())
 
 
 def test_servers_of_a_run_get_no_weights_of_a_command_and_its_versions_stay(server, tmp_path):

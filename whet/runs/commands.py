@@ -256,13 +256,13 @@ def play_evaluations(
     display = LoggedDisplay(console, session.journal)
 
     async def work() -> None:
-        proofs = await parts.publish()
+        await parts.publish()
         for chosen in sets:
             display.phase(f"{chosen.name}: {len(chosen.tasks)} tasks x {chosen.samples_per_prompt}")
             groups = await session.stop.unless(chosen.play(config.seed))
             note_failures(session.journal, groups)
             warn_failures(console, groups)
-            values.update(flatten(chosen.summarise(0, groups, proofs)))
+            values.update(flatten(chosen.summarise(0, groups, parts.proofs)))
 
     display.start(f"whet evaluate: {session.folder}", len(sets), {"model": measured})
     asyncio.run(with_parts(work(), parts))
@@ -300,13 +300,13 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
 
         async def work() -> Metrics:
             metrics: Metrics = {}
-            proofs = await parts.publish()
+            await parts.publish()
             for i, start in enumerate(range(0, num_prompts, plan.prompts_per_rollout)):
                 some = tasks[start : start + plan.prompts_per_rollout]
                 groups = await parts.runner.play(some, plan.samples_per_prompt, config.seed)
                 warn_failures(display, groups)
                 require_valid(groups, f"prompts {start} to {start + len(some) - 1}")
-                writer.write(i, groups, samples_of_groups(groups), RolloutNumbers(proofs=proofs))
+                writer.write(i, groups, samples_of_groups(groups), RolloutNumbers(proofs=parts.proofs))
                 metrics = merge_metrics(metrics, rollout_metrics(groups))
             return metrics
 
