@@ -413,6 +413,9 @@ def test_tensors_that_are_missing_or_unknown_are_refused(folder, servers):
             "/update_weights_from_distributed", {"names": [name], "dtypes": [dtype], "shapes": [shape], "group_name": "g"}
         )
         assert status == 400 and words in answer["message"]
+    often = {"names": ["model.norm.weight"] * 9, "dtypes": ["float64"] * 9, "shapes": [[32]] * 9, "group_name": "g"}
+    status, answer = server.send("/update_weights_from_distributed", often)
+    assert status == 400 and "a bucket has each name once" in answer["message"], "memory is taken for one model at most"
 
 
 # SGLang's shapes.

@@ -143,6 +143,8 @@ class Broadcasts:
                 raise WeightsRefused(f"there is no group {body.group_name!r}: /init_weights_update_group comes first")
             if not len(body.names) == len(body.dtypes) == len(body.shapes):
                 raise WeightsRefused(f"{len(body.names)} names, {len(body.dtypes)} dtypes and {len(body.shapes)} shapes")
+            if len(set(body.names)) < len(body.names):
+                raise WeightsRefused("a bucket has each name once")
             for name, dtype, shape in zip(body.names, body.dtypes, body.shapes, strict=True):
                 self._check(name, dtype, shape)
             made = [torch.empty(shape, dtype=DTYPES[dtype]) for dtype, shape in zip(body.dtypes, body.shapes, strict=True)]
