@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from whet.data.hub import resolve_model_path
+from whet.data.hub import HUB_NAME, resolve_model_path
 from whet.engine.base import Engine
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
@@ -130,14 +130,32 @@ def model_in_format(servers: ServersConfig, spec: EngineSpec, dtype: torch.dtype
     """
     name = servers.quantization
     assert name is not None and spec.sync is not None, "servers have their weights from a trainer"
-    try:
-        if name not in get_args(OwnFormat):
-            folder = resolve_model_path(name)
-            return folder, checkpoint_format(folder)
-        quantization, out = named_format(name, spec.folder), spec.sync.folder.absolute() / "quantized"
-        if not servers.urls:
+    checkpoint, quantization = quantization_of(name, spec.folder)
+    if checkpoint is not None:
+        return checkpoint, quantization
+    out = spec.sync.folder.absolute() / "quantized"
+    if not servers.urls:
+        try:
             quantize_folder(spec.folder, out, quantization, dtype, spec.sync.config.max_buffer_bytes)
-        return out, quantization
+        except ValueError as error:
+            raise ValueError(f"engine.quantization={name}: {error}") from error
+    return out, quantization
+
+
+def quantization_of(name: str, folder: Path) -> tuple[Path | None, Quantization]:
+    """The format that `engine.quantization` names for the model in a folder, and the checkpoint that it is taken from; None: from none.
+
+    Raises:
+        ValueError: if there is none of this name, or weights cannot be written in it.
+    """
+    if name in get_args(OwnFormat):
+        checkpoint = None
+    elif Path(name).expanduser().is_dir() or HUB_NAME.fullmatch(name):
+        checkpoint = resolve_model_path(name)
+    else:
+        raise ValueError(f"engine.quantization is {name!r}: write fp8, int4, or a quantized checkpoint's folder or hub name (owner/name)")
+    try:
+        return checkpoint, named_format(name, folder) if checkpoint is None else checkpoint_format(checkpoint)
     except ValueError as error:
         raise ValueError(f"engine.quantization={name}: {error}") from error
 

@@ -88,7 +88,8 @@ def own_format(name: str, widths: Sequence[int], kept: Sequence[str] = ()) -> Qu
     size = next((size for size in OWN_GROUPS if all(width % size == 0 for width in widths)), None)
     if size is None:
         smallest = OWN_GROUPS[-1]
-        raise ValueError(f"int4 needs rows that groups of {smallest} divide, and the model has some of {min(widths)} entries; take fp8")
+        odd = next(width for width in widths if width % smallest)
+        raise ValueError(f"int4 needs rows that groups of {smallest} divide, and the model has some of {odd} entries; take fp8")
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": size, "symmetric": True, "dynamic": False}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}}
     return format_of(
