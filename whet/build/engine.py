@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
@@ -160,12 +161,26 @@ def quantization_of(name: str, folder: Path) -> tuple[Path | None, Quantization]
         raise ValueError(f"engine.quantization={name}: {error}") from error
 
 
-def address_of(urls: list[str]) -> str:
-    """This machine's address on the way to the first of some servers; nothing is sent."""
-    host = urlsplit(urls[0]).hostname if urls else LOOPBACK
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
+def address_of(urls: Sequence[str]) -> str:
+    """This machine's address as all of some servers can reach it: that on the way to one elsewhere, if there is any.
+
+    Raises:
+        ValueError: if there is no way to one.
+    """
+    found = [_address_to(url) for url in urls] or [LOOPBACK]
+    return next((address for address in found if not ip_address(address).is_loopback), found[0])
+
+
+def _address_to(url: str) -> str:
+    """This machine's address on the way to a server; nothing is sent."""
+    try:
+        places = socket.getaddrinfo(urlsplit(url).hostname, 9, type=socket.SOCK_DGRAM)
+        family, kind, _, _, place = min(places, key=lambda each: each[0] != socket.AF_INET)
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ValueError(f"engine.urls: there is no way to {url}: {error.strerror or error}") from error
 
 
 def copy_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:
