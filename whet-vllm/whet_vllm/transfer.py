@@ -54,9 +54,10 @@ class WhetTransferEngine(WeightTransferEngine[JoinInfo, TicketInfo]):
 
     def start_weight_update(self) -> None:
         self.digests = {}
-        self._expected = {name for name, _ in self.model.named_parameters()}
         self._loaded: set[str] | None = set()
+        held = self._parameters()
         initialize_layerwise_reload(self.model)
+        self._expected = held & self._parameters()  # kernels add some of their own (Marlin's w_zp), and files need not have all (k_scale)
 
     def update_weights(self, update_info: dict[str, object]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
@@ -81,6 +82,9 @@ class WhetTransferEngine(WeightTransferEngine[JoinInfo, TicketInfo]):
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             self._pack_tied_head()
+
+    def _parameters(self) -> set[str]:
+        return {name for name, _ in self.model.named_parameters()}
 
     def shutdown(self) -> None:
         if self._receiver is not None:
