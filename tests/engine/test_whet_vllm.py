@@ -75,3 +75,5 @@ def test_parameters_of_kernels_and_scales_that_no_file_has_need_no_weights_and_a
     engine.start_weight_update()
     with pytest.raises(ValueError, match=r"version 2: 1 parameters got no weights, the first weight_scale"):
         engine.receive_weights(transfer.TicketInfo(2, str(tmp_path)))
+    with pytest.raises(ValueError, match=r"version 3: /elsewhere is not to be seen on .*; sync\.folder must lie on a file system that"):
+        engine.receive_weights(transfer.TicketInfo(3, "/elsewhere"))

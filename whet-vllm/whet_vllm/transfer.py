@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class WhetTransferEngine(WeightTransferEngine[JoinInfo, TicketInfo]):
 
         Raises:
             TransportError: if it does not arrive.
-            ValueError: if a parameter of the model got nothing; the others are loaded then.
+            ValueError: if the folder is not seen here, or a parameter of the model got nothing; the others are loaded then.
         """
         if self._receiver is None:
             raise ValueError("/init_weight_transfer_engine comes before the first update")
@@ -92,7 +93,11 @@ class WhetTransferEngine(WeightTransferEngine[JoinInfo, TicketInfo]):
 
     def _arriving(self, info: TicketInfo) -> Iterator[tuple[str, Tensor]]:
         if info.folder is not None:
-            for file in sorted(Path(info.folder).glob("*.safetensors")):
+            files = sorted(Path(info.folder).glob("*.safetensors"))
+            if not files:
+                why = "sync.folder must lie on a file system that the trainer and the servers share"
+                raise ValueError(f"version {info.version}: {info.folder} is not to be seen on {socket.gethostname()}; {why}")
+            for file in files:
                 yield from load_file(file).items()
             return
         assert self._receiver is not None, "checked before"
