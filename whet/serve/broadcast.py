@@ -164,7 +164,7 @@ class Broadcasts:
             raise WeightsRefused("no update is open: /begin_weight_update comes first")
         if missing := [name for name in self._files.shapes if name not in update.tensors]:
             raise WeightsRefused(f"{len(missing)} tensors are missing, the first {', '.join(missing[:5])}")
-        if odd := [name for name, tensor in update.tensors.items() if not bool(torch.isfinite(tensor).all())]:
+        if odd := await _on_thread(lambda: [name for name, tensor in update.tensors.items() if not bool(torch.isfinite(tensor).all())]):
             raise WeightsRefused(f"{len(odd)} tensors have numbers that are not finite, the first {', '.join(odd[:5])}")
         return update
 
