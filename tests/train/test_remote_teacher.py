@@ -73,10 +73,10 @@ def test_a_sample_that_is_too_long_is_named_and_not_tried_again(folder):
 def test_samples_that_may_be_too_long_are_refused_before_the_run_begins(folder):
     with live(folder) as one:
         longest = one.get("/v1/models")[1]["data"][0]["max_model_len"]
-        RemoteTeacher([one.url], 30.0).connect(RolloutConfig(max_tokens=longest - 1))
-        RemoteTeacher([one.url], 30.0).connect(RolloutConfig())
+        RemoteTeacher([one.url], 30.0).connect(RolloutConfig(max_tokens=longest - 1).fixed_max_tokens)
+        RemoteTeacher([one.url], 30.0).connect(RolloutConfig().fixed_max_tokens)
         with pytest.raises(ValueError, match=rf"rollout\.max_tokens is {longest}, but teacher at .* scores samples of {longest - 1} "):
-            RemoteTeacher([one.url], 30.0).connect(RolloutConfig(max_tokens=longest))
+            RemoteTeacher([one.url], 30.0).connect(longest)
 
 
 class Silent(BaseHTTPRequestHandler):

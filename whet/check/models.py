@@ -27,7 +27,6 @@ from whet.reward.build import reward_models
 from whet.reward.model import ModelRewardOptions
 from whet.reward.model_reward import KEY as REWARD_PATH
 from whet.reward.model_reward import model_config
-from whet.rollout.sampling import RolloutConfig
 from whet.settings.rl import RunConfig, reward_tables
 from whet.train.config import CriticConfig, TeacherConfig
 from whet.train.remote_teacher import check_length
@@ -43,17 +42,17 @@ def check_auxiliary(context: CheckContext, folder: Path) -> Iterator[Note]:
         count = sum(p.numel() for _, p in model.named_weights())
         yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
     if Need.TEACHER_LOGPROBS in context.algorithm.needs and context.rl.teacher is not None:
-        yield from _remote_teacher(context.rl.teacher, context.rl.rollout)
+        yield from _remote_teacher(context.rl.teacher, context.rl.rollout.fixed_max_tokens)
 
 
-def _remote_teacher(chosen: TeacherConfig, rollout: RolloutConfig) -> Iterator[Note]:
-    """Look whether the servers of a teacher are there, and score samples of any length that there may be."""
+def _remote_teacher(chosen: TeacherConfig, longest: int | None) -> Iterator[Note]:
+    """Look whether the servers of a teacher are there, and score samples of `longest` tokens."""
     key = os.environ.get(KEY)
     for url in chosen.urls:
         name = f"teacher at {url}"
         try:
             kind, _ = kind_at(name, url, key)
-            check_length(name, kind.connect_fixed(HttpServer(name, url, key), key), rollout)
+            check_length(name, kind.connect_fixed(HttpServer(name, url, key), key), longest)
         except (EngineFailed, ValueError) as error:
             yield fail(f"teacher.urls: {str(error).removeprefix('teacher.urls: ')}")
         else:

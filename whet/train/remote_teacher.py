@@ -17,7 +17,6 @@ from whet.engine.servers.http import KEY, HttpServer
 from whet.engine.servers.kinds import kind_at
 from whet.engine.servers.start import await_answer
 from whet.engine.servers.wire import Wire
-from whet.rollout.sampling import RolloutConfig
 from whet.types.columns import Ints
 
 AT_A_TIME = 32
@@ -30,18 +29,17 @@ START_S = 60.0
 """For a server to answer when the run begins."""
 
 
-def check_length(name: str, wire: Wire, rollout: RolloutConfig) -> None:
-    """Refuse samples that are longer than a server scores, which would end a run in its middle. The default of `rollout.max_tokens` becomes
-    less where the policy's model ends before it, so only a length that somebody set is compared.
+def check_length(name: str, wire: Wire, longest: int | None) -> None:
+    """Refuse samples that are longer than a server scores, which would end a run in its middle.
 
     Raises:
         ValueError: if they may be.
     """
-    longest = wire.served.max_tokens - 1  # servers need room for a token that follows
-    if longest > 0 and "max_tokens" in rollout.model_fields_set and rollout.max_tokens > longest:
+    most = wire.served.max_tokens - 1  # servers need room for a token that follows; -1: they tell nothing
+    if longest is not None and 0 < most < longest:
         raise ValueError(
-            f"teacher.urls: rollout.max_tokens is {rollout.max_tokens}, but {name} scores samples of {longest} tokens at most: lower the "
-            f"one, or start the server for {rollout.max_tokens + 1} (vLLM: --max-model-len, SGLang: --context-length)"
+            f"teacher.urls: rollout.max_tokens is {longest}, but {name} scores samples of {most} tokens at most: lower the one, or start "
+            f"the server for {longest + 1} (vLLM: --max-model-len, SGLang: --context-length)"
         )
 
 
@@ -62,11 +60,11 @@ class RemoteTeacher:
         self._wires: list[Wire] = []
         self._ids = itertools.count(1)
 
-    def connect(self, rollout: RolloutConfig | None = None) -> None:
+    def connect(self, longest: int | None = None) -> None:
         """Look whether the servers are there.
 
         Args:
-            rollout: sampling of what they score; None: unknown.
+            longest: tokens that a sample may have (`rollout.max_tokens`); None: unknown.
 
         Raises:
             EngineFailed: if one does not answer, or is none of the kinds that whet knows.
@@ -78,8 +76,7 @@ class RemoteTeacher:
             key = os.environ.get(KEY)
             kind, _ = kind_at(name, url, key)
             self._wires.append(kind.connect_fixed(HttpServer(name, url, key), key))
-            if rollout is not None:
-                check_length(name, self._wires[-1], rollout)
+            check_length(name, self._wires[-1], longest)
 
     def annotate(self, batch: TrainBatch | None, need: Need) -> TrainBatch:
         """As `Annotator.annotate`.
