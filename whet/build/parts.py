@@ -198,7 +198,7 @@ def build_parts(
 
 @contextmanager
 def own_versions(sync: Syncing) -> Iterator[Syncing]:
-    """Context in which versions are in a folder that no other process has next to that of the settings. It is removed at the end."""
+    """Context in which versions are in a folder that no other process has, next to that of the settings. It is removed at the end."""
     name = f"sync_{uuid4().hex}"
     folder = sync.folder.with_name(name) if sync.config.folder is None else Path(sync.config.folder) / name
     config = sync.config if sync.config.folder is None else sync.config.model_copy(update={"folder": str(folder)})

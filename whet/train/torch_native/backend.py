@@ -233,10 +233,11 @@ class TorchBackend:
             try:
                 metrics = self.optimizer.step(scale)
                 break
-            except NonFinite:
+            except NonFinite as error:
                 if not self._scale.lower():
                     self._drop_gradients()
-                    raise
+                    remedy = "the loss is not scaled any more: if float16 is too narrow for them, set model.dtype to bfloat16 or float32"
+                    raise NonFinite(f"{error}; {remedy}") from error
             repeats += 1
             for again in self._since_step:
                 again()
