@@ -128,6 +128,13 @@ def test_embeddings_heads_routers_and_what_a_checkpoint_names_are_left_as_they_a
     assert format_of(config).files(f"{LAYER}.bias", bias) == [(f"{LAYER}.bias", bias)]
 
 
+@pytest.mark.parametrize("actorder", [None, "weight", "static"])
+def test_the_order_of_calibration_changes_no_format(actorder):
+    how = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 32}
+    found, plain = (of(compressed("pack-quantized", **how, **more), matrix(6, 64)) for more in ({"actorder": actorder}, {}))
+    assert found.keys() == plain.keys() and all(torch.equal(found[name], plain[name]) for name in plain)
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -28,6 +28,8 @@ NOT_LINEAR = re.compile(r"(embed_tokens|lm_head|(^|\.)gate|_gate|router|norm)\.w
 """Matrices that servers keep as they are: embeddings, heads, and the routers of experts."""
 SCALES = ("weight_scale", "weight_scale_inv")
 """Names of a matrix's scales, of which every format has one."""
+IN_ORDER = (None, "weight", "static")
+"""Values of `actorder` under which the groups of a row are neighbours in files; it says how the checkpoint was calibrated."""
 STATIC = "its scales were measured with other weights, and whet writes none; take a checkpoint with dynamic ones"
 QuantizeMatrix = Callable[[str, Tensor], list[tuple[str, Tensor]]]
 """Tensors of files for a matrix, by the name of its layer."""
@@ -139,8 +141,8 @@ def _compressed(config: Mapping[str, Any], names: frozenset[str] | None) -> Quan
     strategy, num_bits = weights.get("strategy"), weights.get("num_bits")
     if groups[0].get("targets") != ["Linear"]:
         raise ValueError(f"quantization_config: whet quantizes the target Linear alone, not {groups[0].get('targets')}")
-    if not weights.get("symmetric", True) or weights.get("actorder"):
-        raise ValueError("quantization_config: whet quantizes symmetrically and in the order of columns (symmetric, no actorder)")
+    if not weights.get("symmetric", True) or weights.get("actorder") not in IN_ORDER:
+        raise ValueError("quantization_config: whet quantizes symmetrically and in the order of columns (symmetric, no actorder=group)")
     inputs = groups[0].get("input_activations")
     if inputs is not None and not inputs.get("dynamic"):
         raise ValueError(f"quantization_config: input_activations are not dynamic: {STATIC}")
