@@ -280,7 +280,7 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
         Trajectories written.
 
     Raises:
-        ValueError: if there are records already.
+        ValueError: if there are records already, or a run has the servers.
     """
     if any((output / ROLLOUTS).glob("*.parquet")):
         raise ValueError(f"{output / ROLLOUTS} holds records already; remove it, or choose another folder with --output")
