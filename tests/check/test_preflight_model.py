@@ -1,6 +1,7 @@
 """The model folder as a run would find it: device, configuration, weights, attention, tokenizer."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -8,15 +9,22 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, Gemma2Config
 
-from tests.check.small_run import look, module, of
+from tests.check.small_run import ROWS, SHAPE, look, module, of
 from whet.check import model as preflight_model
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
+from whet.quickstart.model import make_model
 
 
 def change_json(path, **changes):
     values = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+def change_file(here, begin, line):
+    """Put a line of run.toml in another's place."""
+    path = here / "run.toml"
+    path.write_text("".join(f"{line}\n" if each.startswith(begin) else each for each in path.read_text().splitlines(keepends=True)))
 
 
 def test_a_sound_folder_is_described(here):
@@ -101,6 +109,27 @@ def test_an_architecture_that_whet_cannot_run_fails_and_one_that_cannot_be_asked
 def test_quantized_weights_fail(here):
     change_json(here / "model/config.json", quantization_config={"quant_method": "fp8"})
     assert "holds quantized weights" in of(look("model")[0], "model", "FAIL")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("int4", "FAIL", r"engine\.quantization=int4: .* groups of 32 divide, and the model has some of 48 entries"),
+        ("fp8", "FAIL", r"engine\.quantization=fp8: servers join .*_proj with other layers, so that blocks of 128 must divide its"),
+        ("fp9", "FAIL", r"engine\.quantization is 'fp9': write fp8, int4, or a quantized checkpoint's folder"),
+        ("model", "FAIL", r"engine\.quantization=model: .*has no quantization_config: it is no quantized checkpoint"),
+    ],
+)
+def test_weights_that_servers_are_to_hold_quantized(here, name, status, words):
+    change_file(here, "engine = ", 'engine = { name = "vllm" }')
+    assert any(re.search(words, each) for each in of(look("model", overrides=[f"engine.quantization={name}"])[0], "model", status))
+
+
+def test_weights_that_can_be_quantized_are_counted(here):
+    change_file(here, "engine = ", 'engine = { name = "vllm" }')
+    make_model(here / "model", [row["prompt"] for row in ROWS], SHAPE.model_copy(update={"intermediate_size": 64}), seed=0)
+    found = of(look("model", overrides=["engine.quantization=int4"])[0], "model", "ok")
+    assert any(re.search(r"engine\.quantization: int4, \d\d tensors are sent to the servers", each) for each in found)
 
 
 def test_a_tokenizer_with_tokens_that_the_model_does_not_have_fails(here):

@@ -13,9 +13,11 @@ from tests.api.small import score
 from tests.e2e.tiny_run import QUESTIONS, make_files, run_config
 from tests.serve.serve_setup import live, model_folder
 from whet.build.parts import removed_after
+from whet.engine.publish import EnginePublisher
 from whet.observe.records import read_records
 from whet.runfolder.lock import claim
 from whet.runs.commands import evaluate, generate, train
+from whet.types import Proof
 
 
 @pytest.fixture
@@ -72,9 +74,30 @@ def test_an_evaluation_is_of_what_the_run_has_trained(server, tmp_path, lora):
 
 def test_rollouts_of_servers_are_recorded_with_the_proof_of_their_weights(server, tmp_path):
     config = run_config(tmp_path, "run", deterministic=False, engine=servers(server))
+    mine = tmp_path / "out/sync/notes"
+    mine.mkdir(parents=True)
     assert generate(config, tmp_path / "out", 2) == 6
     assert all(proof["probe_nats"] < 1e-4 for row in read_records(tmp_path / "out/rollouts") for proof in row["proofs"].values())
-    assert not (tmp_path / "run").exists() and not (tmp_path / "out/sync").exists()
+    assert mine.exists() and not (tmp_path / "run").exists() and len(list((tmp_path / "out").glob("sync*"))) == 1
+
+
+def test_the_proof_is_that_of_the_time_when_replies_were_played(server, tmp_path, monkeypatch):
+    config = run_config(tmp_path, "run", deterministic=False, engine=servers(server))
+    at_first = EnginePublisher.proofs
+    later = property(lambda self: {version: proof.through(Proof(probe_nats=0.5)) for version, proof in at_first.fget(self).items()})
+    monkeypatch.setattr(EnginePublisher, "proofs", later)  # as of a server that was started again after the publication
+    generate(config, tmp_path / "out", 1)
+    assert all(proof["probe_nats"] >= 0.5 for row in read_records(tmp_path / "out/rollouts") for proof in row["proofs"].values())
+
+
+def test_servers_of_a_run_get_no_weights_of_a_command_and_its_versions_stay(server, tmp_path):
+    shared = tmp_path / "shared/version_000007"
+    shared.mkdir(parents=True)
+    config = run_config(tmp_path, "run", deterministic=False, engine=servers(server), sync={"transport": "disk", "folder": "shared"})
+    with claim(tmp_path / "run", "whet train"), pytest.raises(ValueError, match=r"works in .*/run, and this command would load other"):
+        generate(config, tmp_path / "out", 2)
+    assert generate(config, tmp_path / "out", 2) == 6
+    assert list((tmp_path / "shared").iterdir()) == [shared]
 
 
 def test_a_policy_of_servers_samples_with_the_weights_of_its_last_step(server, tmp_path):
@@ -88,7 +111,7 @@ def test_a_policy_of_servers_samples_with_the_weights_of_its_last_step(server, t
             trained = batch.loss_mask & (passed.logprobs != 0)
             assert (passed.logprobs - batch.rollout_logprobs)[trained].abs().max() < 1e-4, "servers sample from what trains"
             policy.optim_step()
-    assert server.get("/model_info")[1]["weight_version"] == "2"
+    assert server.get("/model_info")[1]["weight_version"] == "2" and not (tmp_path / "policy").exists()
 
 
 def test_a_run_on_servers_replies_by_the_embedded_engine(server, tmp_path):

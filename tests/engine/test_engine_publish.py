@@ -38,8 +38,8 @@ SHAPE = Qwen3Config(
 DEVICE = os.environ.get("WHET_TEST_DEVICE", "cpu")
 
 
-def model(seed: int = 0):
-    return random_causal(SHAPE, ModelConfig(path="", device=DEVICE), seed=seed)
+def model(seed: int = 0, dtype: str = "float32"):
+    return random_causal(SHAPE, ModelConfig(path="", device=DEVICE, dtype=dtype), seed=seed)
 
 
 def publish(trainer, engine_model, *, shares: bool, sabotage=None, version: int = 1):
@@ -241,11 +241,14 @@ def test_an_engine_that_decodes_wrongly_stops_the_run():
         publish(trainer, trainer, shares=True, sabotage=bend)
 
 
-def test_weights_that_have_diverged_are_not_blamed_on_the_engine():
-    trainer = model()
+@pytest.mark.parametrize(
+    ("dtype", "words"), [("float32", "diverged$"), ("float16", r"diverged, or float16 is too narrow .* \(model\.dtype\)")]
+)
+def test_weights_that_have_diverged_are_not_blamed_on_the_engine(dtype, words):
+    trainer = model(dtype=dtype)
     with torch.no_grad():
         dict(trainer.named_weights())["lm_head.weight"][0, 0] = float("nan")
-    with pytest.raises(NonFinite, match="training has diverged"):
+    with pytest.raises(NonFinite, match=f"training has {words}"):
         publish(trainer, trainer, shares=True)
 
 

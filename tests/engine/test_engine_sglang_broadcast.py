@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ from whet.model.config import ModelConfig
 from whet.model.meta import without_contents
 from whet.model.naming import Naming
 from whet.serve.access import Keys
+from whet.serve.broadcast import Broadcasts
 from whet.serve.control import WeightsRefused
 from whet.train.torch_native.backend import TorchBackend
 from whet.train.torch_native.config import TrainConfig
@@ -413,6 +415,26 @@ def test_tensors_that_are_missing_or_unknown_are_refused(folder, servers):
             "/update_weights_from_distributed", {"names": [name], "dtypes": [dtype], "shapes": [shape], "group_name": "g"}
         )
         assert status == 400 and words in answer["message"]
+    often = {"names": ["model.norm.weight"] * 9, "dtypes": ["float64"] * 9, "shapes": [[32]] * 9, "group_name": "g"}
+    status, answer = server.send("/update_weights_from_distributed", often)
+    assert status == 400 and "a bucket has each name once" in answer["message"], "memory is taken for one model at most"
+
+
+def test_looking_at_a_whole_model_holds_up_no_other_request(monkeypatch):
+    async def ended():
+        broadcasts, seen, isfinite = Broadcasts(SimpleNamespace(shapes={"a": torch.Size([2])}), 1), [], torch.isfinite
+        monkeypatch.setattr(torch, "isfinite", lambda tensor: seen.append(threading.current_thread()) or isfinite(tensor))
+        for value in (1.0, float("nan")):
+            await broadcasts.begin()
+            broadcasts._update.tensors["a"] = torch.tensor([0.0, value])
+            if value == value:
+                assert (await broadcasts.end()).tensors.keys() == {"a"}
+            else:
+                with pytest.raises(WeightsRefused, match="1 tensors have numbers that are not finite, the first a"):
+                    await broadcasts.end()
+        return seen
+
+    assert threading.current_thread() not in asyncio.run(ended())
 
 
 # SGLang's shapes.

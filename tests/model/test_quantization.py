@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Qwen3Config
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Qwen3Config, Qwen3MoeConfig
 
 from whet.model.quantization import format_of, in_format, own_format
 from whet.model.quantization_folder import checkpoint_format, named_format, quantize_folder
@@ -21,6 +21,13 @@ def compressed(kind, **weights):
     weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False, "group_size": None} | weights
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8, "dynamic": True}}}
     return {**COMPRESSED, "format": kind, "config_groups": groups}
+
+
+def static_inputs():
+    """As checkpoints of FP8 whose scales of activations were measured."""
+    config = compressed("float-quantized", strategy="tensor")
+    config["config_groups"]["group_0"]["input_activations"]["dynamic"] = False
+    return config
 
 
 def matrix(rows, columns, dtype=torch.bfloat16):
@@ -121,6 +128,13 @@ def test_embeddings_heads_routers_and_what_a_checkpoint_names_are_left_as_they_a
     assert format_of(config).files(f"{LAYER}.bias", bias) == [(f"{LAYER}.bias", bias)]
 
 
+@pytest.mark.parametrize("actorder", [None, "weight", "static"])
+def test_the_order_of_calibration_changes_no_format(actorder):
+    how = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 32}
+    found, plain = (of(compressed("pack-quantized", **how, **more), matrix(6, 64)) for more in ({"actorder": actorder}, {}))
+    assert found.keys() == plain.keys() and all(torch.equal(found[name], plain[name]) for name in plain)
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -131,6 +145,9 @@ def test_embeddings_heads_routers_and_what_a_checkpoint_names_are_left_as_they_a
         (compressed("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group"), "does not write format nvfp4-pack-quantized"),
         (compressed("pack-quantized", type="int", num_bits=3, strategy="group"), "does not write .* 3 bits"),
         ({**COMPRESSED, "format": "float-quantized", "config_groups": {}}, "has 0 config_groups"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme is 'static': its scales were measured"),
+        (static_inputs(), "input_activations are not dynamic"),
+        ({**compressed("float-quantized"), "kv_cache_scheme": {"num_bits": 8, "dynamic": False}}, "kv_cache_scheme is not dynamic"),
     ],
 )
 def test_a_format_that_cannot_be_written_is_refused_by_its_name(config, words):
@@ -187,6 +204,51 @@ def test_a_checkpoint_tells_its_format_and_which_tensors_have_it(folder, tmp_pat
     found = dict(in_format(plain.items(), checkpoint_format(tmp_path / "int4")))
     assert found.keys() == load_file(file).keys() and f"{kept}.weight" in found
     assert all(torch.equal(found[name], tensor) for name, tensor in load_file(file).items())
+
+
+def mixture(folder, **changes):
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 4, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 64, **changes}
+    AutoModelForCausalLM.from_config(Qwen3MoeConfig(**sizes)).bfloat16().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "key"), [("fp8", "modules_to_not_convert"), ("int4", "ignore")])
+def test_the_configuration_names_routers_which_servers_would_quantize(tmp_path, name, key):
+    ignored = named_format(name, mixture(tmp_path)).config[key]
+    assert {"lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"} <= set(ignored)
+    assert not any("experts" in each or "proj" in each for each in ignored)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_key_value_heads": 2}, r"joins? .*k_proj .* blocks of 128 must divide its 64 rows; take int4"),
+        ({"moe_intermediate_size": 64}, r"experts\.\d\.gate_proj .* must divide its 64 rows"),
+    ],
+)
+def test_blocks_that_do_not_divide_what_servers_join_are_refused(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=words):
+        named_format("fp8", mixture(tmp_path, **changes))
+    named_format("int4", tmp_path)
+
+
+def test_experts_that_files_hold_together_are_refused(tmp_path):
+    save_file({"model.layers.0.mlp.experts.gate_up_proj": torch.ones(4, 256, 128)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"experts\.gate_up_proj holds several experts"):
+        named_format("int4", tmp_path)
+
+
+def test_weights_that_the_checkpoint_does_not_have_are_refused_and_layers_that_it_keeps_may_have_any_size():
+    config = compressed("pack-quantized", type="int", num_bits=4, strategy="group", group_size=32)
+    parts = ("packed", "scale", "shape")
+    names = frozenset({"model.layers.0.odd.weight", *(f"{LAYER}.weight_{part}" for part in parts)})
+    found = format_of(config, names)
+    odd = torch.ones(4, 48)
+    assert found.files("model.layers.0.odd.weight", odd) == [("model.layers.0.odd.weight", odd)]
+    assert {name for name, _ in found.files(f"{LAYER}.weight", torch.ones(4, 64))} == names - {"model.layers.0.odd.weight"}
+    with pytest.raises(ValueError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight: take one of the model that trains"):
+        found.files("model.layers.1.mlp.up_proj.weight", torch.ones(4, 64))
 
 
 def test_folders_that_do_not_fit_are_refused(folder, tmp_path):

@@ -16,6 +16,7 @@ from whet.core.batch import batch_of
 from whet.engine.base import EngineFailed
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
+from whet.rollout.sampling import RolloutConfig
 from whet.train import remote_teacher
 from whet.train.remote_teacher import RemoteTeacher
 from whet.train.torch_native.backend import TorchBackend
@@ -69,6 +70,15 @@ def test_a_sample_that_is_too_long_is_named_and_not_tried_again(folder):
             teacher.annotate(batch_of(long), Need.TEACHER_LOGPROBS)
 
 
+def test_samples_that_may_be_too_long_are_refused_before_the_run_begins(folder):
+    with live(folder) as one:
+        longest = one.get("/v1/models")[1]["data"][0]["max_model_len"]
+        RemoteTeacher([one.url], 30.0).connect(RolloutConfig(max_tokens=longest - 1).fixed_max_tokens)
+        RemoteTeacher([one.url], 30.0).connect(RolloutConfig().fixed_max_tokens)
+        with pytest.raises(ValueError, match=rf"rollout\.max_tokens is {longest}, but teacher at .* scores samples of {longest - 1} "):
+            RemoteTeacher([one.url], 30.0).connect(longest)
+
+
 class Silent(BaseHTTPRequestHandler):
     """Tells facts, and answers nothing else."""
 
@@ -85,6 +95,27 @@ class Silent(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+@pytest.mark.parametrize("place", ["prompt", "reply"])
+def test_a_log_prob_that_is_not_finite_is_an_error_where_the_token_trains_and_nothing_elsewhere(monkeypatch, place):
+    wanted = batch()
+    trained = int(wanted.loss_mask.nonzero()[0])
+    odd = trained if place == "reply" else int((~wanted.loss_mask).nonzero()[1])
+    flat = torch.full((wanted.num_tokens,), -1.0)
+    flat[odd] = float("-inf")
+
+    async def score_all(self, rows):
+        return [part.tolist()[1:] for part in flat.split(wanted.lengths.tolist())]
+
+    monkeypatch.setattr(RemoteTeacher, "_score_all", score_all)
+    teacher = RemoteTeacher(["http://127.0.0.1:9"], 1.0)
+    if place == "reply":
+        with pytest.raises(EngineFailed, match=r"sample 0: the teacher at http://127\.0\.0\.1:9 answered log-probs of trained tokens that"):
+            teacher.annotate(wanted, Need.TEACHER_LOGPROBS)
+    else:
+        found = teacher.annotate(wanted, Need.TEACHER_LOGPROBS).teacher_logprobs
+        assert torch.equal(found, -wanted.loss_mask.float())
 
 
 def test_samples_of_another_temperature_are_refused(folder):

@@ -84,6 +84,17 @@ def test_an_overflow_of_one_row_counts_though_others_are_in_the_sum_already():
     assert flatten(twin.optim_step())["optim/grad_norm"] == found["optim/grad_norm"]
 
 
+def test_a_step_without_any_gradient_leaves_the_search_as_it_was():
+    one, two = (backend(policy("float16"), budget=30) for _ in range(2))
+    one.forward_backward(weighed(0.0), sft_loss)  # as of siblings with one reward
+    assert flatten(one.optim_step())["optim/grad_norm"] == 0
+    for each in (one, two):
+        each.forward_backward(weighed(), sft_loss)
+    first, second = flatten(one.optim_step()), flatten(two.optim_step())
+    assert first["optim/repeated_steps"] == second["optim/repeated_steps"] > 0
+    assert first["optim/loss_scale"] == second["optim/loss_scale"]
+
+
 def test_gradients_that_no_scale_makes_finite_stop_the_run_and_change_nothing():
     trained = backend(policy("float16"), budget=30)
     before = [master.detach().clone() for master in trained.optimizer.masters]
@@ -93,7 +104,7 @@ def test_gradients_that_no_scale_makes_finite_stop_the_run_and_change_nothing():
         return type(found)(out.logprobs * 0 + torch.sqrt(out.logprobs * 0), found.metrics)  # finite, and its gradient is not
 
     trained.forward_backward(weighed(), hopeless)
-    with pytest.raises(NonFinite, match="gradient norm is nan"):
+    with pytest.raises(NonFinite, match=r"gradient norm is nan; .*set model\.dtype to bfloat16"):
         trained.optim_step()
     assert trained._scale.value == 1.0
     assert all(torch.equal(a, b) for a, b in zip(before, trained.optimizer.masters, strict=True))

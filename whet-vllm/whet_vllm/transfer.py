@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -54,9 +55,10 @@ class WhetTransferEngine(WeightTransferEngine[JoinInfo, TicketInfo]):
 
     def start_weight_update(self) -> None:
         self.digests = {}
-        self._expected = {name for name, _ in self.model.named_parameters()}
         self._loaded: set[str] | None = set()
+        held = self._parameters()
         initialize_layerwise_reload(self.model)
+        self._expected = held & self._parameters()  # kernels add some of their own (Marlin's w_zp), and files need not have all (k_scale)
 
     def update_weights(self, update_info: dict[str, object]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
@@ -66,7 +68,7 @@ class WhetTransferEngine(WeightTransferEngine[JoinInfo, TicketInfo]):
 
         Raises:
             TransportError: if it does not arrive.
-            ValueError: if a parameter of the model got nothing; the others are loaded then.
+            ValueError: if the folder is not seen here, or a parameter of the model got nothing; the others are loaded then.
         """
         if self._receiver is None:
             raise ValueError("/init_weight_transfer_engine comes before the first update")
@@ -82,13 +84,20 @@ class WhetTransferEngine(WeightTransferEngine[JoinInfo, TicketInfo]):
         if self.device.type == "cpu":
             self._pack_tied_head()
 
+    def _parameters(self) -> set[str]:
+        return {name for name, _ in self.model.named_parameters()}
+
     def shutdown(self) -> None:
         if self._receiver is not None:
             self._receiver.close()
 
     def _arriving(self, info: TicketInfo) -> Iterator[tuple[str, Tensor]]:
         if info.folder is not None:
-            for file in sorted(Path(info.folder).glob("*.safetensors")):
+            files = sorted(Path(info.folder).glob("*.safetensors"))
+            if not files:
+                why = "sync.folder must lie on a file system that the trainer and the servers share"
+                raise ValueError(f"version {info.version}: {info.folder} is not to be seen on {socket.gethostname()}; {why}")
+            for file in files:
                 yield from load_file(file).items()
             return
         assert self._receiver is not None, "checked before"

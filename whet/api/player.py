@@ -68,7 +68,8 @@ class Player:
         prepare_process(config)
         self.texts = read_texts(config)
         try:
-            self.parts = self._ends.enter_context(build_parts(config, self.texts, trainable=trainable, weights=weights))
+            building = build_parts(config, self.texts, trainable=trainable, weights=weights, owns_run_dir=False)
+            self.parts = self._ends.enter_context(building)
             runner = self.parts.runner
             self.runner = runner if scored else replace(runner, reward=None, group_reward=None)
             self.loop = LoopThread()

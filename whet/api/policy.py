@@ -88,6 +88,8 @@ class Policy:
         if Need.VALUES in self.algorithm.needs or config.num_engines_apart or config.train.spreads:
             raise ConfigError(["a Policy has one process and no critic: use whet.train for ppo, engines apart and train.parallel"])
         self._version, self._published, self.optimizer_step = 0, -1, 0
+        self._newest = -1
+        """The newest version that the engine ever had; it takes no older one."""
         with holding(given.functions):
             self._player = Player(config, scored=reward is not None, trainable=True)
             try:
@@ -117,7 +119,7 @@ class Policy:
         """
         if self._published != self._version:
             self._player.loop.run(self._publisher.publish(self._version))
-            self._published = self._version
+            self._published = self._newest = self._version
         return self._player.play(data, samples, greedy=greedy)
 
     def forward_backward(
@@ -184,7 +186,8 @@ class Policy:
             raise ValueError(f"{source} is no folder that Policy.save wrote: it has no {COUNTERS}")
         counters = json.loads((source / COUNTERS).read_text())
         self.compute(lambda: self._backend.load(source))
-        self._version, self.optimizer_step, self._published = counters["version"], counters["optimizer_step"], -1
+        self._version, self.optimizer_step = max(counters["version"], self._newest + 1), counters["optimizer_step"]
+        self._published = -1
         self._player.num_played = counters["num_played"]
 
     def export(self, folder: str | Path) -> Path:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
 
 import torch
 
-from whet.data.hub import resolve_model_path
+from whet.data.hub import HUB_NAME, resolve_model_path
 from whet.engine.base import Engine
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.engine import EmbeddedEngine
@@ -136,24 +137,56 @@ def model_in_format(servers: ServersConfig, spec: EngineSpec, dtype: torch.dtype
     """
     name = servers.quantization
     assert name is not None and spec.sync is not None, "servers have their weights from a trainer"
-    try:
-        if name not in get_args(OwnFormat):
-            folder = resolve_model_path(name)
-            return folder, checkpoint_format(folder)
-        quantization, out = named_format(name, spec.folder), spec.sync.folder.absolute() / "quantized"
-        if not servers.urls:
+    checkpoint, quantization = quantization_of(name, spec.folder)
+    if checkpoint is not None:
+        return checkpoint, quantization
+    out = spec.sync.folder.absolute() / "quantized"
+    if not servers.urls:
+        try:
             quantize_folder(spec.folder, out, quantization, dtype, spec.sync.config.max_buffer_bytes)
-        return out, quantization
+        except ValueError as error:
+            raise ValueError(f"engine.quantization={name}: {error}") from error
+    return out, quantization
+
+
+def quantization_of(name: str, folder: Path) -> tuple[Path | None, Quantization]:
+    """The format that `engine.quantization` names for the model in a folder, and the checkpoint that it is taken from; None: from none.
+
+    Raises:
+        ValueError: if there is none of this name, or weights cannot be written in it.
+    """
+    if name in get_args(OwnFormat):
+        checkpoint = None
+    elif Path(name).expanduser().is_dir() or HUB_NAME.fullmatch(name):
+        checkpoint = resolve_model_path(name)
+    else:
+        raise ValueError(f"engine.quantization is {name!r}: write fp8, int4, or a quantized checkpoint's folder or hub name (owner/name)")
+    try:
+        return checkpoint, named_format(name, folder) if checkpoint is None else checkpoint_format(checkpoint)
     except ValueError as error:
         raise ValueError(f"engine.quantization={name}: {error}") from error
 
 
-def address_of(urls: list[str]) -> str:
-    """This machine's address on the way to the first of some servers; nothing is sent."""
-    host = urlsplit(urls[0]).hostname if urls else LOOPBACK
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
+def address_of(urls: Sequence[str]) -> str:
+    """This machine's address as all of some servers can reach it: that on the way to one elsewhere, if there is any.
+
+    Raises:
+        ValueError: if there is no way to one.
+    """
+    found = [_address_to(url) for url in urls] or [LOOPBACK]
+    return next((address for address in found if not ip_address(address).is_loopback), found[0])
+
+
+def _address_to(url: str) -> str:
+    """This machine's address on the way to a server; nothing is sent."""
+    try:
+        places = socket.getaddrinfo(urlsplit(url).hostname, 9, type=socket.SOCK_DGRAM)
+        family, kind, _, _, place = min(places, key=lambda each: each[0] != socket.AF_INET)
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ValueError(f"engine.urls: there is no way to {url}: {error.strerror or error}") from error
 
 
 def copy_devices(sizes: EmbeddedConfig, config: ModelConfig) -> list[str]:

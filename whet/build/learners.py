@@ -271,7 +271,7 @@ def _teacher(config: RunConfig, chosen: TeacherConfig, policy_folder: Path) -> A
         check_same_tokens(folder, policy_folder, "teacher.path", trust_remote_code=config.model.trust_remote_code)
     teacher = RemoteTeacher(chosen.urls, chosen.timeout_s)
     if not dist.is_initialized() or dist.get_rank() == 0:
-        teacher.connect()
+        teacher.connect(config.rollout.fixed_max_tokens)
     return teacher
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 from torch import Tensor
 
@@ -83,18 +84,19 @@ class Parts:
     publisher: EnginePublisher | None = None
     """Publishes a model that does not train to servers; None: it trains, or the engine samples from it itself."""
 
-    async def publish(self) -> dict[int, Proof]:
+    async def publish(self) -> None:
         """Bring the weights of a model that does not train to the engine, which plays after that.
-
-        Returns:
-            The proof that it holds them, by version.
 
         Raises:
             SyncError: if servers do not hold them.
         """
-        if self.publisher is None:
-            return {self.engine.version: Proof()}
-        return {0: (await self.publisher.publish(0)).proof}
+        if self.publisher is not None:
+            await self.publisher.publish(0)
+
+    @property
+    def proofs(self) -> dict[int, Proof]:
+        """Proof that the engine holds the weights of a model that does not train, by version; servers that came back are within it."""
+        return {self.engine.version: Proof()} if self.publisher is None else self.publisher.proofs
 
 
 def length_of_run(num_units: int, per_step: int, count: int | None, epochs: float | None, name: str) -> int:
@@ -135,6 +137,7 @@ def build_parts(
     on_incident: OnIncident = print_incident,
     scorer_of: ScorerOf = lambda _: None,
     weights: Path | None = None,
+    owns_run_dir: bool = True,
     warn: Callable[[str], None] = print_warning,
 ) -> Iterator[Parts]:
     """Build model, engine, environment and reward, which are closed at the end. The process is prepared
@@ -147,6 +150,7 @@ def build_parts(
         on_incident: called when an engine dies.
         scorer_of: returns the shared scorer of a reward that uses a spread model; None: the reward has its own.
         weights: trained weights of the run, to load into a model that does not train further.
+        owns_run_dir: true if no other process writes into `config.run_dir`.
         warn: shows a warning to the user.
     """
     folder = texts.folder
@@ -166,10 +170,9 @@ def build_parts(
         if weights is not None:
             load_trained(model, weights, config.train.lora)
         held = load_causal(folder, held_as, trainable=False) if own else model
-        versions = Path(config.run_dir) / "sync"
-        if servers and not trainable:
-            ends.enter_context(removed_after(versions))
-        sync = Syncing(config.sync, versions)
+        sync = Syncing(config.sync, Path(config.run_dir) / "sync")
+        if servers and not (trainable and owns_run_dir):
+            sync = ends.enter_context(own_versions(sync))
         sizes = config.engine_sizes if servers else sized(config, held)
         routes = trainable and config.train.routing_replay == "rollout"
         spec = EngineSpec(config.model, sizes, config.engine.pool, folder, config.deterministic, sync, routes)
@@ -191,6 +194,16 @@ def build_parts(
                 backend = thread.submit(build_backend, TrainConfig(), model, None).result()
                 publisher = EnginePublisher(backend, model, engine, thread)
             yield Parts(folder, model, engine, runner, rewards, scorer_of, thread, publisher)
+
+
+@contextmanager
+def own_versions(sync: Syncing) -> Iterator[Syncing]:
+    """Context in which versions are in a folder that no other process has, next to that of the settings. It is removed at the end."""
+    name = f"sync_{uuid4().hex}"
+    folder = sync.folder.with_name(name) if sync.config.folder is None else Path(sync.config.folder) / name
+    config = sync.config if sync.config.folder is None else sync.config.model_copy(update={"folder": str(folder)})
+    with removed_after(folder):
+        yield Syncing(config, folder)
 
 
 @contextmanager

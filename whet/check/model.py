@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from whet.build.engine import copy_devices
+from whet.build.engine import copy_devices, quantization_of
 from whet.check.boundary import run_user_code
 from whet.check.context import CheckContext
 from whet.check.findings import Note, fail, need, ok, skip, warn
@@ -18,6 +18,7 @@ from whet.data.formats.table import AUTO, build_format
 from whet.data.hub import resolve_model_path
 from whet.data.template import Renderer, load_renderer
 from whet.data.tokenizer import turn_ends
+from whet.engine.servers.pool import names_in_format
 from whet.model.causal import CausalModel, pick_device
 from whet.model.contents import Contents
 from whet.model.freezing import freeze
@@ -74,6 +75,10 @@ def check_model(context: CheckContext) -> Iterator[Note]:
             f"train.routing_replay: {replay}, in {several(len(routers.layers), 'layer')} with {routers.num_experts} experts, of which a "
             f"token goes to {routers.top_k}"
         )
+    if context.program.unit == "rollout" and (name := context.rl.engine.quantization) is not None:
+        assert isinstance(model, CausalModel), "a policy samples"
+        _, quantization = quantization_of(name, folder)
+        yield ok(f"engine.quantization: {name}, {several(len(names_in_format(model, quantization)), 'tensor')} are sent to the servers")
     yield from check_auxiliary(context, folder)
 
 

@@ -29,6 +29,7 @@ from whet.reward.model_reward import KEY as REWARD_PATH
 from whet.reward.model_reward import model_config
 from whet.settings.rl import RunConfig, reward_tables
 from whet.train.config import CriticConfig, TeacherConfig
+from whet.train.remote_teacher import check_length
 from whet.train.torch_native.config import ParallelConfig
 
 
@@ -41,18 +42,19 @@ def check_auxiliary(context: CheckContext, folder: Path) -> Iterator[Note]:
         count = sum(p.numel() for _, p in model.named_weights())
         yield ok(f"{name}: {type(model.hf).__name__}, {count / 1e6:.1f}M parameters")
     if Need.TEACHER_LOGPROBS in context.algorithm.needs and context.rl.teacher is not None:
-        yield from _remote_teacher(context.rl.teacher)
+        yield from _remote_teacher(context.rl.teacher, context.rl.rollout.fixed_max_tokens)
 
 
-def _remote_teacher(chosen: TeacherConfig) -> Iterator[Note]:
-    """Look whether the servers of a teacher are there."""
+def _remote_teacher(chosen: TeacherConfig, longest: int | None) -> Iterator[Note]:
+    """Look whether the servers of a teacher are there, and score samples of `longest` tokens."""
     key = os.environ.get(KEY)
     for url in chosen.urls:
+        name = f"teacher at {url}"
         try:
-            kind, _ = kind_at(f"teacher at {url}", url, key)
-            kind.connect_fixed(HttpServer(f"teacher at {url}", url, key), key)
+            kind, _ = kind_at(name, url, key)
+            check_length(name, kind.connect_fixed(HttpServer(name, url, key), key), longest)
         except (EngineFailed, ValueError) as error:
-            yield fail(f"teacher.urls: {error}")
+            yield fail(f"teacher.urls: {str(error).removeprefix('teacher.urls: ')}")
         else:
             yield ok(f"teacher: a server answers at {url}")
 

@@ -283,7 +283,9 @@ class EnginePublisher:
         """The largest difference in nats between the engine's cached decode path and the trainer's packed row."""
         expected = await asyncio.get_running_loop().run_in_executor(self._thread, self._score)
         if not all(map(math.isfinite, expected)):
-            raise NonFinite(f"version {version}: the trainer's own log-probs of a fixed prompt are not finite: training has diverged")
+            narrow = ", or float16 is too narrow for this model (model.dtype)" if self._backend.dtype == torch.float16 else ""
+            what = "the trainer's own log-probs of a fixed prompt are not finite"
+            raise NonFinite(f"version {version}: {what}: training has diverged{narrow}")
         worst = nats_apart(await self._engine.score(self._probe), Scored(Doubles(expected)))
         if not worst <= max(SCORE_TOLERANCE[self._backend.dtype], self._engine.capabilities.quantization_nats):
             raise SyncError(f"version {version}: the engine scores the probe {worst:.3g} nats away from the trainer")

@@ -26,6 +26,11 @@ OWN_GROUPS = (128, 64, 32)
 """Sizes of a group in the format `int4`; the first that divides all rows counts."""
 NOT_LINEAR = re.compile(r"(embed_tokens|lm_head|(^|\.)gate|_gate|router|norm)\.weight$")
 """Matrices that servers keep as they are: embeddings, heads, and the routers of experts."""
+SCALES = ("weight_scale", "weight_scale_inv")
+"""Names of a matrix's scales, of which every format has one."""
+IN_ORDER = (None, "weight", "static")
+"""Values of `actorder` under which the groups of a row are neighbours in files; it says how the checkpoint was calibrated."""
+STATIC = "its scales were measured with other weights, and whet writes none; take a checkpoint with dynamic ones"
 QuantizeMatrix = Callable[[str, Tensor], list[tuple[str, Tensor]]]
 """Tensors of files for a matrix, by the name of its layer."""
 
@@ -47,38 +52,46 @@ class Quantization:
     """Names of all tensors in files that are to be like these; None: the matrices of all other linear layers are quantized."""
 
     def files(self, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-        """The tensors of files for one that is not quantized."""
-        layer = name.removesuffix(".weight")
-        if not name.endswith(".weight") or tensor.dim() != 2 or not self._is_quantized(layer, tensor):
-            return [(name, tensor)]
-        return self.quantize(layer, tensor)
+        """The tensors of files for one that is not quantized.
 
-    def _is_quantized(self, layer: str, tensor: Tensor) -> bool:
+        Raises:
+            ValueError: if the files that they are to be like have no such tensor.
+        """
+        layer = name.removesuffix(".weight")
+        is_quantized = name.endswith(".weight") and tensor.dim() == 2 and self._is_quantized(layer)
+        found = self.quantize(layer, tensor) if is_quantized else [(name, tensor)]
+        if self.names is not None and (lacking := [file for file, _ in found if file not in self.names]):
+            raise ValueError(f"the quantized checkpoint has no tensor {lacking[0]}: take one of the model that trains, or fp8 or int4")
+        return found
+
+    def _is_quantized(self, layer: str) -> bool:
         if self.names is not None:
-            found = {name for name, _ in self.quantize(layer, torch.empty_like(tensor, device="meta"))}
-            return found <= self.names
+            return not self.names.isdisjoint(f"{layer}.{scale}" for scale in SCALES)
         return NOT_LINEAR.search(f"{layer}.weight") is None and not any(_covers(entry, layer) for entry in self.ignored)
 
 
-def own_format(name: str, widths: Sequence[int]) -> Quantization:
+def own_format(name: str, widths: Sequence[int], kept: Sequence[str] = ()) -> Quantization:
     """The format of a name: fp8, or int4.
 
     Args:
         name: the name.
         widths: columns of the matrices.
+        kept: matrices besides the head that stay as they are, by their layers: some servers would quantize the routers of experts.
 
     Raises:
         ValueError: if there is none of this name, or the widths do not fit it.
     """
+    ignored = sorted({"lm_head", *kept})
     if name == "fp8":
-        layers = {"weight_block_size": list(OWN_FP8), "modules_to_not_convert": ["lm_head"]}
+        layers = {"weight_block_size": list(OWN_FP8), "modules_to_not_convert": ignored}
         return format_of({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", **layers})
     if name != "int4":
         raise ValueError(f"{name!r} is no format: take fp8 or int4, or the folder of a checkpoint that has a quantization_config")
     size = next((size for size in OWN_GROUPS if all(width % size == 0 for width in widths)), None)
     if size is None:
         smallest = OWN_GROUPS[-1]
-        raise ValueError(f"int4 needs rows that groups of {smallest} divide, and the model has some of {min(widths)} entries; take fp8")
+        odd = next(width for width in widths if width % smallest)
+        raise ValueError(f"int4 needs rows that groups of {smallest} divide, and the model has some of {odd} entries; take fp8")
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": size, "symmetric": True, "dynamic": False}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}}
     return format_of(
@@ -87,7 +100,7 @@ def own_format(name: str, widths: Sequence[int]) -> Quantization:
             "format": "pack-quantized",
             "quantization_status": "compressed",
             "config_groups": groups,
-            "ignore": ["lm_head"],
+            "ignore": ignored,
         }
     )
 
@@ -107,6 +120,8 @@ def format_of(config: Mapping[str, Any], names: frozenset[str] | None = None) ->
         ignored = config.get("modules_to_not_convert") or config.get("ignored_layers") or ()
         if config.get("fmt", "e4m3") != "e4m3":
             raise ValueError(f"quantization_config.fmt is {config['fmt']!r}, and whet writes e4m3")
+        if config.get("activation_scheme", "dynamic") != "dynamic":
+            raise ValueError(f"quantization_config.activation_scheme is {config['activation_scheme']!r}: {STATIC}")
         size = config.get("weight_block_size")
         scale = "weight_scale_inv" if size else "weight_scale"
         return Quantization("fp8", config, FP8_NATS, _in_fp8(tuple(size) if size else (0, 0), scale), tuple(ignored), names)
@@ -126,8 +141,13 @@ def _compressed(config: Mapping[str, Any], names: frozenset[str] | None) -> Quan
     strategy, num_bits = weights.get("strategy"), weights.get("num_bits")
     if groups[0].get("targets") != ["Linear"]:
         raise ValueError(f"quantization_config: whet quantizes the target Linear alone, not {groups[0].get('targets')}")
-    if not weights.get("symmetric", True) or weights.get("actorder"):
-        raise ValueError("quantization_config: whet quantizes symmetrically and in the order of columns (symmetric, no actorder)")
+    if not weights.get("symmetric", True) or weights.get("actorder") not in IN_ORDER:
+        raise ValueError("quantization_config: whet quantizes symmetrically and in the order of columns (symmetric, no actorder=group)")
+    inputs = groups[0].get("input_activations")
+    if inputs is not None and not inputs.get("dynamic"):
+        raise ValueError(f"quantization_config: input_activations are not dynamic: {STATIC}")
+    if (cache := config.get("kv_cache_scheme")) is not None and not cache.get("dynamic"):
+        raise ValueError(f"quantization_config: kv_cache_scheme is not dynamic: {STATIC}")
     match kind, weights.get("type"), num_bits, strategy:
         case "float-quantized", "float", 8, "tensor":
             quantize = _in_fp8((0, 0), "weight_scale")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from whet.files import write_durably
 from whet.model.folders import open_weights, read_weights, write_weights
-from whet.model.quantization import NOT_LINEAR, Quantization, format_of, in_format, own_format
+from whet.model.quantization import NOT_LINEAR, OWN_FP8, Quantization, format_of, in_format, own_format
 
 CONFIG = "config.json"
+JOINED = re.compile(r"\.(q_proj|k_proj|gate_proj|w1)$")
+"""Layers whose rows are followed by those of another one, where servers join them."""
 WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf")
 
 
@@ -43,8 +46,17 @@ def named_format(name: str, folder: Path) -> Quantization:
         ValueError: if it does not fit.
     """
     with open_weights(folder) as files:
-        shapes = [files[name].get_slice(name).get_shape() for name in files if name.endswith(".weight") and not NOT_LINEAR.search(name)]
-    return own_format(name, [shape[1] for shape in shapes if len(shape) == 2])
+        shapes = {file: files[file].get_slice(file).get_shape() for file in files}
+    if joined := [file for file, shape in shapes.items() if ".experts." in file and len(shape) > 2]:
+        raise ValueError(f"{joined[0]} holds several experts, and whet quantizes matrices; take a quantized checkpoint of the model")
+    matrices = {file.removesuffix(".weight"): shape for file, shape in shapes.items() if file.endswith(".weight") and len(shape) == 2}
+    kept = [layer for layer in matrices if NOT_LINEAR.search(f"{layer}.weight")]
+    quantized = {layer: shape for layer, shape in matrices.items() if layer not in kept}
+    size = OWN_FP8[0]
+    if name == "fp8" and (odd := [layer for layer in quantized if JOINED.search(layer) and quantized[layer][0] % size]):
+        rows = quantized[odd[0]][0]
+        raise ValueError(f"servers join {odd[0]} with other layers, so that blocks of {size} must divide its {rows} rows; take int4")
+    return own_format(name, [shape[1] for shape in quantized.values()], kept)
 
 
 def describe_format(folder: Path, quantization: Quantization) -> None:

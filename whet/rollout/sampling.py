@@ -99,6 +99,11 @@ class RolloutConfig(Config):
         too_long = longest is not None and self.max_tokens == LENGTH > longest
         return self.model_copy(update={"max_tokens": longest}) if too_long else self
 
+    @property
+    def fixed_max_tokens(self) -> int | None:
+        """`max_tokens`, if it holds as it is; None: the default, which becomes less where the model ends before it."""
+        return None if self.max_tokens == LENGTH else self.max_tokens
+
     def limits(self) -> Limits:
         return Limits(self.max_turns, self.max_tokens, self.max_turn_tokens)
 

@@ -236,14 +236,14 @@ def evaluate(
 
 
 def check_idle(config: RunConfig) -> None:
-    """Refuse to load weights into servers while the run trains.
+    """Refuse to load weights into servers while a run trains in `config.run_dir`.
 
     Raises:
         ValueError: a process works in the run's folder, and the servers may be its own.
     """
     if config.engine.urls and (owner := owner_of(Path(config.run_dir))) is not None:
         raise ValueError(
-            f"engine.urls: {owner} works in {config.run_dir}, and an evaluation would load other weights into its servers: wait for its "
+            f"engine.urls: {owner} works in {config.run_dir}, and this command would load other weights into its servers: wait for its "
             "end, or name other servers"
         )
 
@@ -256,13 +256,13 @@ def play_evaluations(
     display = LoggedDisplay(console, session.journal)
 
     async def work() -> None:
-        proofs = await parts.publish()
+        await parts.publish()
         for chosen in sets:
             display.phase(f"{chosen.name}: {len(chosen.tasks)} tasks x {chosen.samples_per_prompt}")
             groups = await session.stop.unless(chosen.play(config.seed))
             note_failures(session.journal, groups)
             warn_failures(console, groups)
-            values.update(flatten(chosen.summarise(0, groups, proofs)))
+            values.update(flatten(chosen.summarise(0, groups, parts.proofs)))
 
     display.start(f"whet evaluate: {session.folder}", len(sets), {"model": measured})
     asyncio.run(with_parts(work(), parts))
@@ -280,10 +280,11 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
         Trajectories written.
 
     Raises:
-        ValueError: if there are records already.
+        ValueError: if there are records already, or a run has the servers.
     """
     if any((output / ROLLOUTS).glob("*.parquet")):
         raise ValueError(f"{output / ROLLOUTS} holds records already; remove it, or choose another folder with --output")
+    check_idle(config)
     plan = plan_batch(config.batch)
     prepare_process(config)
     texts = read_texts(config)
@@ -299,13 +300,13 @@ def generate(config: RunConfig, output: Path, num_prompts: int) -> int:
 
         async def work() -> Metrics:
             metrics: Metrics = {}
-            proofs = await parts.publish()
+            await parts.publish()
             for i, start in enumerate(range(0, num_prompts, plan.prompts_per_rollout)):
                 some = tasks[start : start + plan.prompts_per_rollout]
                 groups = await parts.runner.play(some, plan.samples_per_prompt, config.seed)
                 warn_failures(display, groups)
                 require_valid(groups, f"prompts {start} to {start + len(some) - 1}")
-                writer.write(i, groups, samples_of_groups(groups), RolloutNumbers(proofs=proofs))
+                writer.write(i, groups, samples_of_groups(groups), RolloutNumbers(proofs=parts.proofs))
                 metrics = merge_metrics(metrics, rollout_metrics(groups))
             return metrics
 

@@ -143,6 +143,8 @@ class Broadcasts:
                 raise WeightsRefused(f"there is no group {body.group_name!r}: /init_weights_update_group comes first")
             if not len(body.names) == len(body.dtypes) == len(body.shapes):
                 raise WeightsRefused(f"{len(body.names)} names, {len(body.dtypes)} dtypes and {len(body.shapes)} shapes")
+            if len(set(body.names)) < len(body.names):
+                raise WeightsRefused("a bucket has each name once")
             for name, dtype, shape in zip(body.names, body.dtypes, body.shapes, strict=True):
                 self._check(name, dtype, shape)
             made = [torch.empty(shape, dtype=DTYPES[dtype]) for dtype, shape in zip(body.dtypes, body.shapes, strict=True)]
@@ -162,7 +164,7 @@ class Broadcasts:
             raise WeightsRefused("no update is open: /begin_weight_update comes first")
         if missing := [name for name in self._files.shapes if name not in update.tensors]:
             raise WeightsRefused(f"{len(missing)} tensors are missing, the first {', '.join(missing[:5])}")
-        if odd := [name for name, tensor in update.tensors.items() if not bool(torch.isfinite(tensor).all())]:
+        if odd := await _on_thread(lambda: [name for name, tensor in update.tensors.items() if not bool(torch.isfinite(tensor).all())]):
             raise WeightsRefused(f"{len(odd)} tensors have numbers that are not finite, the first {', '.join(odd[:5])}")
         return update
 

@@ -29,6 +29,20 @@ START_S = 60.0
 """For a server to answer when the run begins."""
 
 
+def check_length(name: str, wire: Wire, longest: int | None) -> None:
+    """Refuse samples that are longer than a server scores, which would end a run in its middle.
+
+    Raises:
+        ValueError: if they may be.
+    """
+    most = wire.served.max_tokens - 1  # servers need room for a token that follows; -1: they tell nothing
+    if longest is not None and 0 < most < longest:
+        raise ValueError(
+            f"teacher.urls: rollout.max_tokens is {longest}, but {name} scores samples of {most} tokens at most: lower the one, or start "
+            f"the server for {longest + 1} (vLLM: --max-model-len, SGLang: --context-length)"
+        )
+
+
 class RemoteTeacher:
     """An `Annotator` for `Need.TEACHER_LOGPROBS` whose model is at servers of vLLM, SGLang or `whet serve`.
 
@@ -46,11 +60,15 @@ class RemoteTeacher:
         self._wires: list[Wire] = []
         self._ids = itertools.count(1)
 
-    def connect(self) -> None:
+    def connect(self, longest: int | None = None) -> None:
         """Look whether the servers are there.
+
+        Args:
+            longest: tokens that a sample may have (`rollout.max_tokens`); None: unknown.
 
         Raises:
             EngineFailed: if one does not answer, or is none of the kinds that whet knows.
+            ValueError: if samples may be too long for one.
         """
         for url in self._urls:
             name = f"teacher at {url}"
@@ -58,12 +76,13 @@ class RemoteTeacher:
             key = os.environ.get(KEY)
             kind, _ = kind_at(name, url, key)
             self._wires.append(kind.connect_fixed(HttpServer(name, url, key), key))
+            check_length(name, self._wires[-1], longest)
 
     def annotate(self, batch: TrainBatch | None, need: Need) -> TrainBatch:
         """As `Annotator.annotate`.
 
         Raises:
-            EngineFailed: if a sample could not be scored; it names the sample.
+            EngineFailed: if a sample could not be scored, or a trained token's log-prob is not finite; it names the sample.
         """
         if need is not Need.TEACHER_LOGPROBS:
             raise ValueError(f"a teacher at servers does not compute {need}")
@@ -73,8 +92,11 @@ class RemoteTeacher:
             raise ValueError(f"{alone}: set rollout.temperature=1, or leave out teacher.urls")
         rows = [Ints(row.tolist()) for row in batch.tokens.split(batch.lengths.tolist())]
         found = asyncio.run(self._score_all(rows))
-        columns = [torch.tensor([0.0, *logprobs], dtype=torch.float32) for logprobs in found]
-        return batch.with_(teacher_logprobs=torch.cat(columns) * batch.loss_mask)
+        logprobs = torch.cat([torch.tensor([0.0, *each], dtype=torch.float32) for each in found])
+        if bool((bad := batch.loss_mask & ~torch.isfinite(logprobs)).any()):
+            sample, where = int(batch.sample_of_token[bad][0]), ", ".join(self._urls)
+            raise EngineFailed(f"sample {sample}: the teacher at {where} answered log-probs of trained tokens that are not finite")
+        return batch.with_(teacher_logprobs=torch.where(batch.loss_mask, logprobs, 0.0))
 
     async def _score_all(self, rows: Sequence[Ints]) -> list[Sequence[float]]:
         """Log-probs of each row's tokens but the first."""

@@ -95,10 +95,17 @@ def direct_names(model: CausalModel) -> frozenset[str] | None:
 
 
 def names_in_format(model: CausalModel, quantization: Quantization) -> frozenset[str]:
-    """Names of all tensors that are sent."""
+    """Names of all tensors that are sent.
+
+    Raises:
+        ValueError: if the checkpoint that the format is of has other tensors.
+    """
     naming = Naming(without_contents(model))
     files = ((file, part) for name, tensor in naming.parameters.items() for file, part in naming.to_files(name, tensor))
-    return frozenset(name for name, _ in in_format(files, quantization))
+    try:
+        return frozenset(name for name, _ in in_format(files, quantization))
+    except ValueError as error:
+        raise ValueError(f"engine.quantization: {error}") from error
 
 
 def servers_engine(

@@ -27,7 +27,7 @@ from whet.model.rotary import check_rotary
 from whet.model.scalar import ScalarModel
 from whet.model.shards import spread_like
 from whet.model.tensor_files import write_tensors
-from whet.observe.metrics import Last, Mean, Metrics, Total, merge_metrics
+from whet.observe.metrics import Last, Mean, Metrics, Total, flatten, merge_metrics
 from whet.train.base import Annotator, Backend, Backward
 from whet.train.flops import PassSize, pass_size
 from whet.train.torch_native.config import RowsSetting, TrainConfig, check_compiled, rows_per_chunk
@@ -233,14 +233,16 @@ class TorchBackend:
             try:
                 metrics = self.optimizer.step(scale)
                 break
-            except NonFinite:
+            except NonFinite as error:
                 if not self._scale.lower():
                     self._drop_gradients()
-                    raise
+                    remedy = "the loss is not scaled any more: if float16 is too narrow for them, set model.dtype to bfloat16 or float32"
+                    raise NonFinite(f"{error}; {remedy}") from error
             repeats += 1
             for again in self._since_step:
                 again()
-        self._scale.succeed()
+        if float(flatten(metrics)["optim/grad_norm"]) > 0:  # zeros fit under any scale, and say nothing of this one
+            self._scale.succeed()
         self._since_step.clear()
         return {**metrics, "optim/loss_scale": Last(scale), "optim/repeated_steps": Total(repeats)}
 
