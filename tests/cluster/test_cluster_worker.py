@@ -32,7 +32,7 @@ class Agent:
         return SimpleNamespace(remote=getattr(type(self), f"_{name}_").__get__(self))
 
     def _place_(self):
-        return ActorPlace("machine", self._node)
+        return ActorPlace("machine", self._node, "10.0.0.7")
 
     def _start_(self, command):
         return "process 7 on machine"

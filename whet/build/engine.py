@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import torch
 
+from whet.cluster.config import ClusterConfig
+from whet.cluster.ray_servers import ray_sites
 from whet.data.hub import resolve_model_path
 from whet.engine.base import Engine
 from whet.engine.embedded.config import EmbeddedConfig
@@ -23,9 +25,10 @@ from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import OnIncident
 from whet.engine.pool.pool import print_incident
 from whet.engine.servers.config import ServersConfig
-from whet.engine.servers.pool import Servers, servers_engine
+from whet.engine.servers.pool import Servers, ServerSites, servers_engine, sites_here
+from whet.engine.servers.start import local_host
 from whet.engine.workers.copies import EngineCopies
-from whet.engine.workers.launch import LOOPBACK, Launcher
+from whet.engine.workers.launch import Launcher
 from whet.model.causal import CausalModel, pick_device
 from whet.model.config import ModelConfig
 from whet.model.quantization import OwnFormat, Quantization
@@ -100,14 +103,41 @@ def build_engine(
 
 
 @contextmanager
+def server_sites(servers: ServersConfig, device: torch.device, cluster: ClusterConfig | None) -> Iterator[ServerSites]:
+    """The machines that servers are on, until the block ends.
+
+    Args:
+        servers: the servers.
+        device: the trainer's.
+        cluster: settings of the cluster that places the processes of this run; None: they are on this machine.
+
+    Raises:
+        ValueError: if there are too few GPUs, or the cluster cannot be reached from here.
+    """
+    if servers.urls:
+        yield ServerSites(local_host, address_of(servers.urls))
+    elif cluster is not None and cluster.backend == "ray":
+        with ray_sites(cluster) as sites:
+            yield sites
+    else:
+        yield sites_here(servers, device)
+
+
+@contextmanager
 def build_servers(
-    spec: EngineSpec, servers: ServersConfig, model: CausalModel, decode: Decode, on_incident: OnIncident = print_incident
+    spec: EngineSpec,
+    servers: ServersConfig,
+    sites: ServerSites,
+    model: CausalModel,
+    decode: Decode,
+    on_incident: OnIncident = print_incident,
 ) -> Iterator[Engine]:
     """Build an engine of servers; those that were started here end with it. The caller closes it.
 
     Args:
         spec: what the settings say.
         servers: the servers that they ask for.
+        sites: the machines that those are on.
         model: the trainer's, for its names and shapes.
         decode: token ids to text.
         on_incident: called when a server is lost.
@@ -115,7 +145,7 @@ def build_servers(
     assert spec.sync is not None, "servers have their weights from a trainer"
     folder, quantization = (spec.folder, None) if servers.quantization is None else model_in_format(servers, spec, model.dtype)
     asked = Servers(servers, folder, decode, spec.routes, quantization)
-    engine = servers_engine(asked, model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
+    engine = servers_engine(asked, model, spec.pool, spec.sync, sites, on_incident)
     try:
         yield engine
     finally:
@@ -144,7 +174,7 @@ def model_in_format(servers: ServersConfig, spec: EngineSpec, dtype: torch.dtype
 
 def address_of(urls: list[str]) -> str:
     """This machine's address on the way to the first of some servers; nothing is sent."""
-    host = urlsplit(urls[0]).hostname if urls else LOOPBACK
+    host = urlsplit(urls[0]).hostname
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return str(probe.getsockname()[0])

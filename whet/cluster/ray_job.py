@@ -30,12 +30,15 @@ MEET = timedelta(minutes=10)
 """Time that a process waits for the others to come."""
 
 
-def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, arguments: Sequence[str], line: str, run_dir: Path) -> int:
+def run_on_ray(
+    config: ClusterConfig, num_ranks: int, num_engines: int, arguments: Sequence[str], line: str, run_dir: Path, gpus_each: int = 1
+) -> int:
     """Run a job of processes that Ray places. Other arguments, result and errors as for `run_local`.
 
     Args:
         config: the settings.
         num_engines: processes that the controller will start for the engine; 0: none.
+        gpus_each: GPUs that each of those computes on, where the cluster has any.
 
     Raises:
         ValueError: if there is no cluster, or no room in it.
@@ -43,7 +46,7 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
     num_cpus = num_ranks * config.trainer_cpus + num_engines * config.engine_cpus
     with connected(config, num_cpus + abs(num_ranks - num_engines) * max(config.trainer_cpus, config.engine_cpus)) as there:
         ray = there.ray
-        planned = plan_room(config, num_ranks, num_engines, ray.cluster_resources().get("GPU", 0))
+        planned = plan_room(config, num_ranks, num_engines, ray.cluster_resources().get("GPU", 0), gpus_each)
         name = f"whet-{uuid.uuid4().hex[:8]}"
         with room(ray, planned.bundles, config, name) as group, _rendezvous(there, num_ranks) as rendezvous:
             agents = [agent_in(ray, group, i, planned.trainer) for i in range(num_ranks)]
