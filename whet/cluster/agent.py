@@ -28,6 +28,8 @@ class ActorPlace:
     """Ray's name of the node."""
     address: str
     """Address by which the cluster knows the node."""
+    gpus: str = ""
+    """GPUs that Ray gave to the actor, as CUDA_VISIBLE_DEVICES names them."""
 
 
 class Agent:
@@ -40,7 +42,9 @@ class Agent:
     def place(self) -> ActorPlace:
         import ray
 
-        return ActorPlace(socket.gethostname(), ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+        context = ray.get_runtime_context()
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return ActorPlace(socket.gethostname(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
     def find(self, program: str) -> str | None:
         """Path of a program on the node; None: there is none."""

@@ -75,25 +75,29 @@ class EngineBundles:
     """
 
     def __init__(self, ray: Any, room: EngineRoom) -> None:
-        self.ray, self.here, self.resources = ray, room.controller, room.engine
+        self.ray, self.here, self.room = ray, room.controller, room
         self.address: str = ray.util.get_node_ip_address()
         """This machine's, as the cluster knows it."""
-        self._engines, self._group = room.engines, ray.util.get_placement_group(room.group)
+        self._group = ray.util.get_placement_group(room.group)
         self._lock = threading.Lock()
         self._places: dict[str, int] = {}
-        """Bundles by the names of the engine's processes: a restarted one keeps its bundle."""
+        """Numbers of the engine's processes by their names: a restarted one keeps its bundle."""
 
-    def agent(self, name: str) -> Any:
-        """An actor for a process, in its bundle.
+    def place(self, name: str) -> int:
+        """Number of a process among those of the engine; the same each time.
 
         Raises:
             EngineFailed: if there are more processes than bundles.
         """
         with self._lock:  # several are started at once
             place = self._places.setdefault(name, len(self._places))
-        if place >= len(self._engines):
-            raise EngineFailed(f"{name}: the run has room on the cluster for {len(self._engines)} processes of the engine")
-        return agent_in(self.ray, self._group, self._engines[place], self.resources)
+        if place >= len(self.room.engines):
+            raise EngineFailed(f"{name}: the run has room on the cluster for {len(self.room.engines)} processes of the engine")
+        return place
+
+    def agent(self, name: str) -> Any:
+        """An actor for a process, in its bundle. Raises EngineFailed as `place`."""
+        return agent_in(self.ray, self._group, self.room.engines[self.place(name)], self.room.engine)
 
 
 def place_of_agent(ray: Any, agent: Any, name: str, timeout_s: float, given_up: threading.Event) -> ActorPlace:

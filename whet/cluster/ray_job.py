@@ -19,7 +19,7 @@ from whet.cluster.config import ClusterConfig
 from whet.cluster.connection import Connected, connected, room
 from whet.cluster.local import on_one_machine, place_of, rendezvous_file
 from whet.cluster.process import Command, OnEvent, OutputEnd, Process, ProcessExit
-from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room
+from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room, shared_devices
 from whet.cluster.supervise import LOG, SupervisedJob
 
 PASSED_ON = ("GLOO_", "GOMP_", "HF_HUB_OFFLINE", "KMP_", "MKL_", "NCCL_", "OMP_", "TORCH_", "WHET_TRACEBACK")
@@ -49,7 +49,7 @@ def run_on_ray(
         planned = plan_room(config, num_ranks, num_engines, ray.cluster_resources().get("GPU", 0), gpus_each)
         name = f"whet-{uuid.uuid4().hex[:8]}"
         with room(ray, planned.bundles, config, name) as group, _rendezvous(there, num_ranks) as rendezvous:
-            agents = [agent_in(ray, group, i, planned.trainer) for i in range(num_ranks)]
+            agents = [agent_in(ray, group, bundle, planned.trainer) for bundle in planned.ranks]
             places: list[ActorPlace] = ray.get([agent.place.remote() for agent in agents], timeout=config.start_timeout_s)
             shared = {
                 **{key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)},
@@ -58,8 +58,9 @@ def run_on_ray(
             }
             if planned.engines:
                 context = ray.get_runtime_context()
-                apart = EngineRoom(context.gcs_address, context.namespace, name, planned.engine, planned.engines, places[0].node)
-                shared[ROOM] = apart.to_text()
+                devices = shared_devices(planned, [place.gpus for place in places])
+                of_engine = (planned.engine, planned.engines, places[0].node, devices)
+                shared[ROOM] = EngineRoom(context.gcs_address, context.namespace, name, *of_engine).to_text()
 
             def start(rank: int, on_event: OnEvent) -> Process:
                 environment = {**shared, **place_of(rank, 0, num_ranks)}  # a process sees its own GPU alone

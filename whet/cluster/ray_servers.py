@@ -13,6 +13,7 @@ from whet.cluster.config import ClusterConfig
 from whet.cluster.process import Command
 from whet.cluster.ray_engine import EngineBundles, RayWorker, engine_bundles, passed_on, place_of_agent, title_of
 from whet.engine.base import EngineFailed
+from whet.engine.servers.devices import VISIBLE
 from whet.engine.servers.pool import ServerSites
 from whet.engine.servers.start import END_S, LOOPBACK, StartedProcess
 
@@ -32,7 +33,7 @@ def ray_sites(config: ClusterConfig) -> Iterator[ServerSites]:
         ValueError: if the cluster cannot be reached from here, or nothing was reserved there for servers.
     """
     with engine_bundles(config) as bundles:
-        share_gpus = not config.engine_apart and bundles.resources.get("GPU", 0) > 0
+        share_gpus = not config.engine_apart and bool(bundles.room.devices or bundles.room.engine.get("GPU", 0))
         yield ServerSites(lambda name, given_up: RayHost(bundles, name, config, given_up), bundles.address, share_gpus)
 
 
@@ -52,6 +53,8 @@ class RayHost:
     def __init__(self, bundles: EngineBundles, name: str, config: ClusterConfig, given_up: threading.Event) -> None:
         self._ray, self._here, self._name, self._config, self._given_up = bundles.ray, bundles.here, name, config, given_up
         self._agent = bundles.agent(name)
+        devices = bundles.room.devices
+        self._devices = {VISIBLE: devices[bundles.place(name)]} if devices else {}
         place = place_of_agent(self._ray, self._agent, name, config.start_timeout_s, given_up)
         self.title = title_of(place)
         self.address = LOOPBACK if place.node == bundles.here else place.address
@@ -73,8 +76,9 @@ class RayHost:
         return not self._asked(lambda: self._agent.exists.remote(str(path)))
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> StartedProcess:
-        """As `ServerHost.start`. The process sees the GPUs that Ray gave to its actor."""
-        guarded = Command((*GUARD, *command), "", {**passed_on(), **environment}, os.getcwd(), is_trainer=False)
+        """As `ServerHost.start`. The process sees the GPUs that Ray gave to its actor, or to the ranks in its bundle."""
+        given = {**passed_on(), **environment, **self._devices}
+        guarded = Command((*GUARD, *command), "", given, os.getcwd(), is_trainer=False)
         return RayServer(
             RayWorker(self._ray, self._agent, name, guarded, self._here, self._config.start_timeout_s, self._given_up)
         )
