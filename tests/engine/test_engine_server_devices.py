@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.engine.test_engine_sglang import letters
+from whet.check.budget import server_gpus
 from whet.engine.base import EngineFailed
 from whet.engine.servers.config import ServersConfig
 from whet.engine.servers.devices import Assignment, assign_devices, gpus_needed, trainer_devices, visible_devices
@@ -143,6 +144,19 @@ def test_devices_that_the_user_chooses_are_left_to_him(eight, monkeypatch):
 def test_nothing_changes_on_a_machine_without_gpus(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert hosts_of(CPU, servers=40) == ([LocalHost()] * 40, False)
+
+
+def test_a_check_finds_servers_that_share_gpus_or_lack_them(eight):
+    def found(servers, shard=1):
+        engine = {"name": "sglang", "servers": servers, "sglang": {"args": {"tp_size": 2}}}
+        train = {"parallel": {"shard": shard}} if shard > 1 else {}
+        model = {"path": "m", "device": "cuda" if shard > 1 else "cpu"}
+        return [note.text for note in server_gpus(RunConfig.model_validate(RUN | {"engine": engine, "train": train, "model": model}))]
+
+    assert found(4) == [] == found(3, shard=2)
+    assert found(4, shard=2)[0].startswith("servers share GPUs with the trainer")
+    with pytest.raises(ValueError, match="need 10 GPUs, and this process may use 8"):
+        found(5)
 
 
 def starter(folder: Path, host) -> ServerStarter:

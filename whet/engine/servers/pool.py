@@ -101,21 +101,22 @@ class ServerSites:
     """True if a server computes on a GPU of the trainer's."""
 
 
-def sites_here(servers: ServersConfig, device: torch.device) -> ServerSites:
+def sites_here(servers: ServersConfig, device: torch.device, environment: Mapping[str, str] = os.environ) -> ServerSites:
     """This machine, with GPUs of its own for each server.
 
     Args:
         servers: servers that whet starts.
         device: the trainer's.
+        environment: of the controller.
 
     Raises:
         ValueError: if the servers need more GPUs than this process may use.
     """
     count, kind = torch.cuda.device_count(), servers.name
-    trainer = trainer_devices(device.type, device.index, os.environ)
-    if chosen_by_user(kind, servers.args, os.environ):
+    trainer = trainer_devices(device.type, device.index, environment)
+    if chosen_by_user(kind, servers.args, environment):
         return ServerSites(local_host, LOOPBACK, share_gpus=0 < count <= len(trainer))
-    visible = visible_devices(os.environ.get(VISIBLE), count)
+    visible = visible_devices(environment.get(VISIBLE), count)
     assigned = assign_devices(servers.num_servers, servers.gpus_each, visible, trainer, kind)
     devices = dict(zip(servers.names, assigned.devices, strict=True))
     return ServerSites(lambda name, _: LocalHost(devices[name]), LOOPBACK, assigned.shared)
