@@ -49,7 +49,7 @@ class ClusterTable(TypedDict, total=False):
     trainer_gpus: float | None
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an engine's process is colocated, each of the two gets half of the larger number."""
     engine_cpus: float
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, a layout with separate devices, or servers), and for each server."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices), and for each server."""
     engine_gpus: float | None
     """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or as many as the server's arguments ask for."""
     private_network: bool
@@ -732,7 +732,7 @@ class TrainSettings(TypedDict, total=False):
     cluster__trainer_gpus: float | None
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an engine's process is colocated, each of the two gets half of the larger number."""
     cluster__engine_cpus: float
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, a layout with separate devices, or servers), and for each server."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices), and for each server."""
     cluster__engine_gpus: float | None
     """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or as many as the server's arguments ask for."""
     cluster__private_network: bool
@@ -1334,7 +1334,7 @@ class SftSettings(TypedDict, total=False):
     cluster__trainer_gpus: float | None
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an engine's process is colocated, each of the two gets half of the larger number."""
     cluster__engine_cpus: float
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, a layout with separate devices, or servers), and for each server."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices), and for each server."""
     cluster__engine_gpus: float | None
     """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or as many as the server's arguments ask for."""
     cluster__private_network: bool
@@ -1528,7 +1528,7 @@ class DpoSettings(TypedDict, total=False):
     cluster__trainer_gpus: float | None
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an engine's process is colocated, each of the two gets half of the larger number."""
     cluster__engine_cpus: float
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, a layout with separate devices, or servers), and for each server."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices), and for each server."""
     cluster__engine_gpus: float | None
     """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or as many as the server's arguments ask for."""
     cluster__private_network: bool
@@ -1734,7 +1734,7 @@ class RewardModelSettings(TypedDict, total=False):
     cluster__trainer_gpus: float | None
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an engine's process is colocated, each of the two gets half of the larger number."""
     cluster__engine_cpus: float
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, a layout with separate devices, or servers), and for each server."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices), and for each server."""
     cluster__engine_gpus: float | None
     """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or as many as the server's arguments ask for."""
     cluster__private_network: bool

@@ -32,8 +32,8 @@ class ClusterConfig(Config):
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an
     engine's process is colocated, each of the two gets half of the larger number."""
     engine_cpus: float = Field(default=1, gt=0)
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, a
-    layout with separate devices, or servers), and for each server."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or
+    a layout with separate devices), and for each server."""
     engine_gpus: float | None = Field(default=None, ge=0)
     """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or
     as many as the server's arguments ask for."""
