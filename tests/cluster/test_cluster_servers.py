@@ -130,3 +130,20 @@ def test_a_node_whose_network_is_not_private_gets_no_server(folder, address):
     assert status == 2 and not serving(folder)
     assert "sglang 0 was placed on" in err or "sglang 1 was placed on" in err
     assert "set cluster.private_network=true if trusted machines alone reach it" in err
+
+
+@pytest.mark.slow
+def test_a_colocated_server_of_two_gpus_has_those_of_two_ranks(folder, address):
+    """Each rank has half a processor, so that both and their server have room on the node with the GPUs, which is then the controller's."""
+    config = servers_config(
+        folder,
+        "together",
+        {"address": address, "layout": "colocate", "trainer_cpus": 0.5, "start_timeout_s": 60.0},
+        num_rollouts=2,
+        engine={"sglang": {"args": {"tp_size": 2}}},
+        train={"parallel": {"shard": 2}},
+    )
+    status, _, err = ended(begin(config, PYTHONPATH=STANDIN, **PRIVATE))
+    assert status == 0 and not serving(folder), err
+    (line,) = [line for line in err.splitlines() if "devices" in line]
+    assert line.partition("[sglang 0] devices ")[2] in ("0,1, listens on 127.0.0.1", "1,0, listens on 127.0.0.1")
