@@ -24,6 +24,8 @@ from whet.cluster.supervise import LOG, SupervisedJob
 
 PASSED_ON = ("GLOO_", "GOMP_", "HF_HUB_OFFLINE", "KMP_", "MKL_", "NCCL_", "OMP_", "TORCH_", "WHET_TRACEBACK")
 """Prefixes of the environment variables that a process on another node gets from this one."""
+OF_SERVERS = ("SGLANG_", "SGL_", "VLLM_")
+"""Prefixes of those that a rank gets besides: the controller starts servers with them."""
 THREADS = 4
 """Calls that an agent answers at a time: one waits for what happens, a signal or an end must not wait with it."""
 MEET = timedelta(minutes=10)
@@ -52,7 +54,7 @@ def run_on_ray(
             agents = [agent_in(ray, group, bundle, planned.trainer) for bundle in planned.ranks]
             places: list[ActorPlace] = ray.get([agent.place.remote() for agent in agents], timeout=config.start_timeout_s)
             shared = {
-                **{key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)},
+                **{key: value for key, value in os.environ.items() if key.startswith(PASSED_ON + OF_SERVERS)},
                 **(on_one_machine(num_ranks) if len({place.host for place in places}) == 1 else {}),
                 **rendezvous,
             }
