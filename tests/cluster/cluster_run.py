@@ -45,9 +45,10 @@ def folder_with_one_process(folder: Path) -> Path:
 
 
 @contextmanager
-def cluster_by(script: str) -> Iterator[str]:
-    """A Ray cluster that a script of this folder starts, and ends when its input does; gives the line that it says, its address."""
-    environment = {**os.environ, **PRIVATE, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def cluster_by(script: str, **changes: str) -> Iterator[str]:
+    """A Ray cluster that a script of this folder starts, and ends when its input does; gives the line that it says, its address.
+    `changes` are of its environment."""
+    environment = {**os.environ, **PRIVATE, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **changes}
     command = [sys.executable, str(Path(__file__).with_name(script))]
     cluster = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert cluster.stdin is not None and cluster.stdout is not None

@@ -11,7 +11,7 @@ from whet.cluster.config import ClusterConfig
 from whet.cluster.connection import check_reachable
 from whet.cluster.engine_worker import line_of
 from whet.cluster.process import Command
-from whet.cluster.room import EngineRoom, plan_room
+from whet.cluster.room import EngineRoom, plan_room, shared_devices
 from whet.engine.workers.dialing import Invitation
 from whet.runs.job import train
 from whet.settings.rl import RunConfig
@@ -28,7 +28,7 @@ def run(**changes):
 
 def test_an_engine_in_the_controllers_process_needs_no_room():
     planned = plan_room(ray(trainer_cpus=2), 3, 0, 0)
-    assert planned.bundles == ({"CPU": 2},) * 3
+    assert planned.bundles == ({"CPU": 2},) * 3 and planned.ranks == (0, 1, 2)
     assert planned.trainer == {"CPU": 2} and planned.engines == ()
 
 
@@ -48,8 +48,54 @@ def test_processes_apart_have_bundles_of_their_own(layout):
     assert (planned.trainer, planned.engine, planned.engines) == (trainer, engine, (2,))
 
 
+def test_a_server_has_a_bundle_with_as_many_gpus_as_its_arguments_ask_for():
+    planned = plan_room(ray(layout="async"), 2, 2, 8, 4)
+    trainer, engine = {"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 4}
+    assert planned.bundles == (trainer, trainer, engine, engine) and planned.engine == engine
+    assert plan_room(ray(layout="async"), 2, 2, 0, 4).engine == {"CPU": 1}, "a cluster without GPUs"
+    assert plan_room(ray(layout="async", engine_gpus=6), 1, 1, 8, 4).engine == {"CPU": 1, "GPU": 6}
+    assert plan_room(ray(layout="async", engine_gpus=0.5), 1, 1, 8, 1).engine == {"CPU": 1, "GPU": 0.5}
+    with pytest.raises(ValueError, match=r"cluster.engine_gpus=1 is less than the 4 GPUs that each server computes on"):
+        plan_room(ray(layout="async", engine_gpus=1), 2, 2, 8, 4)
+
+
+def test_a_colocated_server_of_several_gpus_has_those_of_as_many_ranks():
+    planned = plan_room(ray(engine_cpus=3), 5, 2, 8, 2)
+    group, alone = {"CPU": 5, "GPU": 2}, {"CPU": 1, "GPU": 1}
+    assert planned.bundles == (group, group, alone) and planned.ranks == (0, 0, 1, 1, 2)
+    assert (planned.trainer, planned.engine, planned.engines) == (alone, {"CPU": 3}, (0, 1))
+    assert shared_devices(planned, ["4", "5", "0", "1", "7"]) == ("4,5", "0,1")
+    for others in (plan_room(ray(), 2, 2, 8, 1), plan_room(ray(layout="async"), 2, 2, 8, 2), plan_room(ray(), 2, 1, 0, 2)):
+        assert shared_devices(others, ["0", "1"]) == ()
+    with pytest.raises(ValueError, match=r"each of 2 servers share the GPUs of 4 ranks, .* there are 5 ranks with 1 GPUs"):
+        plan_room(ray(), 5, 2, 8, 4)
+
+
+def test_servers_of_a_run_are_placed_with_their_gpus():
+    sglang = {"name": "sglang", "servers": 3, "sglang": {"args": {"tp_size": 2}}}
+    apart = run(cluster={"backend": "ray", "layout": "disaggregate"}, engine=sglang)
+    assert apart.engine_places == (3, 2) and apart.num_engines_apart == 0
+    assert run(cluster={"backend": "ray", "layout": "disaggregate"}).engine_places == (1, 1)
+    assert run(engine={"name": "sglang", "urls": ["http://a:1"]}).engine_places == (0, 1)
+    overlaps = run(cluster={"backend": "ray"}, engine={"name": "vllm", "urls": ["http://a:1"]}, control={"max_staleness": 1})
+    assert overlaps.engine_places == (0, 1), "layouts are of what whet starts"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "engine", "words"),
+    [
+        ({"layout": "disaggregate"}, {"name": "vllm", "urls": ["http://a:1"]}, "layout=.*no effect .cluster. with servers that run"),
+        ({"private_network": True}, {"name": "vllm", "urls": ["http://a:1"]}, "private_network=.*no effect"),
+        ({"private_network": True}, {}, r"private_network=.* no effect \(cluster\) with engine.name='embedded'; set engine.name=vllm or"),
+    ],
+)
+def test_settings_of_places_that_nothing_reads_are_refused(cluster, engine, words):
+    with pytest.raises(ValueError, match=words):
+        run(cluster={"backend": "ray", **cluster}, engine=engine)
+
+
 def test_what_the_controller_is_told_reads_back():
-    room = EngineRoom("10.0.0.1:6379", "space", "whet-1", {"CPU": 1.0}, (1, 2), "node")
+    room = EngineRoom("10.0.0.1:6379", "space", "whet-1", {"CPU": 1.0}, (1, 2), "node", ("0,1", "2,3"))
     assert EngineRoom.of(room.to_text()) == room
 
 

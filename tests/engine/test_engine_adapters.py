@@ -22,6 +22,7 @@ from whet.engine.pool.member import State
 from whet.engine.publish import SyncError
 from whet.engine.servers.config import ServersConfig
 from whet.engine.servers.pool import Servers, least_rank
+from whet.engine.servers.start import ServerAddress
 from whet.model.config import LoraConfig
 from whet.settings.rl import RunConfig
 from whet.train.torch_native.backend import TorchBackend
@@ -32,6 +33,7 @@ from whet.transport.settings import SyncConfig
 from whet.types import Proof
 
 LORA = LoraConfig(rank=2)
+AT = ServerAddress("127.0.0.1", 1)
 BASE = ("model.norm.weight", "model.layers.0.input_layernorm.weight", "model.layers.0.mlp.down_proj.weight")
 
 
@@ -175,10 +177,10 @@ def starts_of(lora, **args):
 def test_servers_are_started_for_the_adapter_that_trains():
     start = starts_of(LoraConfig(rank=12), enable_lora=True)
     assert start.args == {"max_lora_rank": 16, "enable_lora": True}
-    assert start.kind.environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert start.kind.environment(AT)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert starts_of(LORA, enable_lora=True, max_lora_rank=64).args["max_lora_rank"] == 64
     whole = starts_of(None, enable_lora=True, max_num_seqs=4)
-    assert whole.args == {"max_num_seqs": 4} and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in whole.kind.environment()
+    assert whole.args == {"max_num_seqs": 4} and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in whole.kind.environment(AT)
 
 
 @pytest.mark.parametrize(("rank", "least"), [(1, 1), (2, 8), (8, 8), (33, 64), (512, 512)])

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig
 from tests.engine.engine_setup import DEADLINE_S, reply_to
 from tests.serve.serve_setup import live, model_folder
 from whet.engine.base import EngineFailed, EngineLost, EngineRefused
-from whet.engine.servers.start import ServerAt
+from whet.engine.servers.start import ServerAddress, ServerAt
 from whet.engine.servers.wire import seed_of
 from whet.engine.sglang.start import OWN_ARGS, Sglang
 from whet.engine.sglang.wire import ReplyStream, body_of
@@ -318,10 +318,10 @@ def test_the_routes_of_sleep_and_a_cache_in_use_are_sglangs():
 
 
 def test_the_command_line_of_a_server_has_sglangs_own_names(tmp_path):
-    line = " ".join(Sglang().command(tmp_path, 80, "bfloat16", {"tp_size": 2, "enable_memory_saver": True}))
+    line = " ".join(Sglang().command(tmp_path, ServerAddress(80), "bfloat16", {"tp_size": 2, "enable_memory_saver": True}))
     assert line.startswith("sglang.launch_server --model-path ") and "--tp-size 2 --enable-memory-saver" in line
     assert "--incremental-streaming-output" in line and "--dtype bfloat16" in line
-    for name in ("model_path", "port", *OWN_ARGS):
+    for name in ("model_path", "port", "admin_api_key", *OWN_ARGS):
         with pytest.raises(ValueError, match=f"engine.sglang.args: {name} is set by whet"):
-            Sglang().command(tmp_path, 80, "bfloat16", {name: 1})
+            Sglang().command(tmp_path, ServerAddress(80), "bfloat16", {name: 1})
     assert "engine.python has no SGLang" in Sglang().why(["ModuleNotFoundError: No module named 'sglang'"])

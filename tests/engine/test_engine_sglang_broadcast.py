@@ -26,9 +26,8 @@ from whet.engine.pool.proof import _differences
 from whet.engine.pool.weights import WeightSync
 from whet.engine.publish import EnginePublisher, SyncError
 from whet.engine.servers.behind_router import ServersBehindRouter
-from whet.engine.servers.config import ServersConfig
-from whet.engine.servers.pool import check_devices
-from whet.engine.servers.start import ServerAt
+from whet.engine.servers.pool import ServerSites, check_devices
+from whet.engine.servers.start import LOOPBACK, ServerAt, local_host
 from whet.engine.sglang.broadcast import bucket_body, check_success, group_body, version_body
 from whet.engine.sglang.checksums import checksums_of
 from whet.engine.sglang.start import Sglang, no_broadcast
@@ -526,7 +525,8 @@ def test_layouts_and_devices_that_a_broadcast_cannot_reach_are_refused_by_name()
     assert no_broadcast(sizes, dp_attention=False) == "" == no_broadcast(sizes | {"dp_size": 2}, dp_attention=True)
     assert "2 stages of a pipeline (--pp-size)" in no_broadcast(sizes | {"pp_size": 2}, dp_attention=False)
     assert "2 replicas (--dp-size)" in no_broadcast(sizes | {"dp_size": 2}, dp_attention=False)
-    with pytest.raises(ValueError, match=r"NCCL, which needs a GPU for the trainer and others for engine.servers, and torch sees 1"):
-        check_devices(ServersConfig(name="sglang"), "nccl", 1)
-    check_devices(ServersConfig(name="sglang", urls=["http://a:1"]), "nccl", 1)
-    check_devices(ServersConfig(name="sglang"), "gloo", 0)
+    shared, apart = ServerSites(local_host, LOOPBACK, share_gpus=True), ServerSites(local_host, LOOPBACK)
+    with pytest.raises(ValueError, match=r"NCCL, which needs a GPU for the trainer and others for engine.servers, and they share GPUs"):
+        check_devices("nccl", shared)
+    check_devices("gloo", shared)
+    check_devices("nccl", apart)

@@ -23,7 +23,7 @@ from whet.engine.base import EngineFailed, EngineLost, EngineRefused, StaleCache
 from whet.engine.pool.member import State
 from whet.engine.publish import EnginePublisher, SyncError
 from whet.engine.servers.http import KEY, HttpServer
-from whet.engine.servers.start import ServerAt, ServerStarter
+from whet.engine.servers.start import ServerAddress, ServerAt, ServerStarter
 from whet.engine.servers.wire import seed_of
 from whet.engine.vllm.start import OWN_ARGS, Vllm
 from whet.observe.metrics import flatten
@@ -550,13 +550,13 @@ def test_every_stream_ends_when_the_server_is_cut_off(server):
 
 def test_the_command_line_of_a_server_has_vllms_own_names(tmp_path):
     more = {"tensor_parallel_size": 2, "enforce_eager": True, "enable_prefix_caching": False, "x": [1, 2]}
-    found = Vllm().command(tmp_path, 80, "bfloat16", more)
+    found = Vllm().command(tmp_path, ServerAddress(80), "bfloat16", more)
     line = " ".join(found)
     assert "--tensor-parallel-size 2 --enforce-eager --no-enable-prefix-caching --x 1 2" in line and '{"backend": "whet"}' in line
     assert "--logprobs-mode processed_logprobs" in line and "--dtype bfloat16" in line
-    for name in ("model", "port", *OWN_ARGS):
+    for name in ("model", "port", "api_key", *OWN_ARGS):
         with pytest.raises(ValueError, match=f"{name} is set by whet"):
-            Vllm().command(tmp_path, 80, "bfloat16", {name: 1})
+            Vllm().command(tmp_path, ServerAddress(80), "bfloat16", {name: 1})
 
 
 def test_why_a_server_did_not_start():

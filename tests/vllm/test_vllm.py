@@ -34,7 +34,7 @@ from whet.engine.publish import EnginePublisher, SyncError
 from whet.engine.servers.http import HttpServer
 from whet.engine.servers.member import ServerMember
 from whet.engine.servers.pool import direct_names
-from whet.engine.servers.start import StartedServer, answers, free_port
+from whet.engine.servers.start import ServerAddress, StartedServer, answers, free_port
 from whet.engine.vllm.start import Vllm
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig
@@ -221,13 +221,13 @@ def test_new_weights_are_proven_by_what_arrived_and_by_the_probe(member, folder,
 
 def fresh(folder, renderer, without=()):
     """A server of its own, which a test may spoil; `without` some of whet's arguments."""
-    port = free_port()
-    words = Vllm().command(folder, port, "float32", ARGS)
+    at = ServerAddress(free_port())
+    words = Vllm().command(folder, at, "float32", ARGS)
     for name in without:
         place = words.index(name)
         del words[place : place + 2]
-    process = StartedServer("vllm alone", python(), words, Vllm().environment())
-    url = f"http://127.0.0.1:{port}"
+    process = StartedServer("vllm alone", [python(), "-m", *words], Vllm().environment(at))
+    url = at.url
     deadline = time.monotonic() + 300
     while not answers(url + "/health"):
         assert process.ended is None and time.monotonic() < deadline, process.last_lines()

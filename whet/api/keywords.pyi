@@ -49,9 +49,11 @@ class ClusterTable(TypedDict, total=False):
     trainer_gpus: float | None
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an engine's process is colocated, each of the two gets half of the larger number."""
     engine_cpus: float
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices)."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices), and for each server."""
     engine_gpus: float | None
-    """GPUs for each process of the engine; unset: one if the cluster has any."""
+    """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or as many as the server's arguments ask for."""
+    private_network: bool
+    """True: trusted machines alone reach the nodes' addresses, so servers (engine.name=vllm or sglang) may listen there; else they have to be on the controller's node (docs/cluster.md)."""
     start_timeout_s: float
     """Seconds to wait for the cluster to have room, and for a process of the engine to start."""
 
@@ -190,7 +192,7 @@ class EngineTable(TypedDict, total=False):
     router: str | None
     """Address of a router before the servers of `urls`: it chooses who samples, and weights go to each server."""
     servers: int
-    """Servers that whet starts on this machine."""
+    """Servers that whet starts: on this machine, or, with cluster.backend=ray, on the nodes that Ray places them on."""
     python: str
     """Python of the environment that has the servers: vLLM and whet-vllm, or SGLang."""
     quantization: str | None
@@ -730,9 +732,11 @@ class TrainSettings(TypedDict, total=False):
     cluster__trainer_gpus: float | None
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an engine's process is colocated, each of the two gets half of the larger number."""
     cluster__engine_cpus: float
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices)."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices), and for each server."""
     cluster__engine_gpus: float | None
-    """GPUs for each process of the engine; unset: one if the cluster has any."""
+    """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or as many as the server's arguments ask for."""
+    cluster__private_network: bool
+    """True: trusted machines alone reach the nodes' addresses, so servers (engine.name=vllm or sglang) may listen there; else they have to be on the controller's node (docs/cluster.md)."""
     cluster__start_timeout_s: float
     """Seconds to wait for the cluster to have room, and for a process of the engine to start."""
     num_rollouts: int | None
@@ -1116,7 +1120,7 @@ class TrainSettings(TypedDict, total=False):
     engine__router: str | None
     """Address of a router before the servers of `urls`: it chooses who samples, and weights go to each server."""
     engine__servers: int
-    """Servers that whet starts on this machine."""
+    """Servers that whet starts: on this machine, or, with cluster.backend=ray, on the nodes that Ray places them on."""
     engine__python: str
     """Python of the environment that has the servers: vLLM and whet-vllm, or SGLang."""
     engine__quantization: str | None
@@ -1330,9 +1334,11 @@ class SftSettings(TypedDict, total=False):
     cluster__trainer_gpus: float | None
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an engine's process is colocated, each of the two gets half of the larger number."""
     cluster__engine_cpus: float
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices)."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices), and for each server."""
     cluster__engine_gpus: float | None
-    """GPUs for each process of the engine; unset: one if the cluster has any."""
+    """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or as many as the server's arguments ask for."""
+    cluster__private_network: bool
+    """True: trusted machines alone reach the nodes' addresses, so servers (engine.name=vllm or sglang) may listen there; else they have to be on the controller's node (docs/cluster.md)."""
     cluster__start_timeout_s: float
     """Seconds to wait for the cluster to have room, and for a process of the engine to start."""
     data__template: str | None
@@ -1522,9 +1528,11 @@ class DpoSettings(TypedDict, total=False):
     cluster__trainer_gpus: float | None
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an engine's process is colocated, each of the two gets half of the larger number."""
     cluster__engine_cpus: float
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices)."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices), and for each server."""
     cluster__engine_gpus: float | None
-    """GPUs for each process of the engine; unset: one if the cluster has any."""
+    """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or as many as the server's arguments ask for."""
+    cluster__private_network: bool
+    """True: trusted machines alone reach the nodes' addresses, so servers (engine.name=vllm or sglang) may listen there; else they have to be on the controller's node (docs/cluster.md)."""
     cluster__start_timeout_s: float
     """Seconds to wait for the cluster to have room, and for a process of the engine to start."""
     data__template: str | None
@@ -1726,9 +1734,11 @@ class RewardModelSettings(TypedDict, total=False):
     cluster__trainer_gpus: float | None
     """GPUs that Ray sets apart for each process of the trainer; unset: one if the cluster has any. If an engine's process is colocated, each of the two gets half of the larger number."""
     cluster__engine_cpus: float
-    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices)."""
+    """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or a layout with separate devices), and for each server."""
     cluster__engine_gpus: float | None
-    """GPUs for each process of the engine; unset: one if the cluster has any."""
+    """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or as many as the server's arguments ask for."""
+    cluster__private_network: bool
+    """True: trusted machines alone reach the nodes' addresses, so servers (engine.name=vllm or sglang) may listen there; else they have to be on the controller's node (docs/cluster.md)."""
     cluster__start_timeout_s: float
     """Seconds to wait for the cluster to have room, and for a process of the engine to start."""
     data__template: str | None

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import torch
 
+from whet.cluster.config import ClusterConfig
+from whet.cluster.ray_servers import ray_sites
 from whet.data.hub import HUB_NAME, resolve_model_path
 from whet.engine.base import Engine
 from whet.engine.embedded.config import EmbeddedConfig
@@ -24,9 +26,10 @@ from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import OnIncident
 from whet.engine.pool.pool import print_incident
 from whet.engine.servers.config import ServersConfig
-from whet.engine.servers.pool import Servers, servers_engine
+from whet.engine.servers.pool import Servers, ServerSites, servers_engine, sites_here
+from whet.engine.servers.start import local_host
 from whet.engine.workers.copies import EngineCopies
-from whet.engine.workers.launch import LOOPBACK, Launcher
+from whet.engine.workers.launch import Launcher
 from whet.model.causal import CausalModel, pick_device
 from whet.model.config import LoraConfig, ModelConfig
 from whet.model.quantization import OwnFormat, Quantization
@@ -101,9 +104,31 @@ def build_engine(
 
 
 @contextmanager
+def server_sites(servers: ServersConfig, device: torch.device, cluster: ClusterConfig | None) -> Iterator[ServerSites]:
+    """The machines that servers are on, until the block ends.
+
+    Args:
+        servers: the servers.
+        device: the trainer's.
+        cluster: settings of the cluster that places the processes of this run; None: they are on this machine.
+
+    Raises:
+        ValueError: if there are too few GPUs, or the cluster cannot be reached from here.
+    """
+    if servers.urls:
+        yield ServerSites(local_host, address_of(servers.urls))
+    elif cluster is not None and cluster.backend == "ray":
+        with ray_sites(cluster) as sites:
+            yield sites
+    else:
+        yield sites_here(servers, device)
+
+
+@contextmanager
 def build_servers(
     spec: EngineSpec,
     servers: ServersConfig,
+    sites: ServerSites,
     model: CausalModel,
     decode: Decode,
     on_incident: OnIncident = print_incident,
@@ -114,6 +139,7 @@ def build_servers(
     Args:
         spec: what the settings say.
         servers: the servers that they ask for.
+        sites: the machines that those are on.
         model: the trainer's, for its names and shapes.
         decode: token ids to text.
         on_incident: called when a server is lost.
@@ -122,7 +148,7 @@ def build_servers(
     assert spec.sync is not None, "servers have their weights from a trainer"
     folder, quantization = (spec.folder, None) if servers.quantization is None else model_in_format(servers, spec, model.dtype)
     asked = Servers(servers, folder, decode, spec.routes, quantization, lora if servers.takes_adapters else None)
-    engine = servers_engine(asked, model, spec.pool, spec.sync, address_of(servers.urls), on_incident)
+    engine = servers_engine(asked, model, spec.pool, spec.sync, sites, on_incident)
     try:
         yield engine
     finally:
@@ -173,7 +199,7 @@ def address_of(urls: Sequence[str]) -> str:
     Raises:
         ValueError: if there is no way to one.
     """
-    found = [_address_to(url) for url in urls] or [LOOPBACK]
+    found = [_address_to(url) for url in urls]
     return next((address for address in found if not ip_address(address).is_loopback), found[0])
 
 

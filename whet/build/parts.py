@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from whet.build.engine import EngineSpec, Syncing, build_engine, build_servers, engine_model
+from whet.build.engine import EngineSpec, Syncing, build_engine, build_servers, engine_model, server_sites
 from whet.build.session import OpenRun
 from whet.build.trained import load_trained
 from whet.checkpoint.random_state import RANDOM, RandomStates
@@ -164,6 +164,8 @@ def build_parts(
     with torch_thread("torch", device) as thread, torch_thread("engine", engine_device) as engine_thread, ExitStack() as ends:
         ends.callback(lambda: close_all(rewards))
         launcher = ends.enter_context(engine_launcher(config.cluster)) if apart else None
+        placed = server_sites(config.engine, device, config.cluster if trainable else None)
+        sites = ends.enter_context(placed) if servers else None
         scoring = _scoring(config.reward, folder, rewards, scorer_of)  # before the weights, which take long
         spread = trainable and config.train.spreads
         model = load_causal(folder, config.model if trainable else held_as, trainable=trainable, spread=spread)
@@ -178,8 +180,8 @@ def build_parts(
         spec = EngineSpec(config.model, sizes, config.engine.pool, folder, config.deterministic, sync, routes)
         tokenizer, steps_on = EngineTokenizer.of(texts.renderer, held.vocab_size), engine_thread if overlaps else thread
         building = (
-            build_servers(spec, config.engine, model, texts.renderer.decode, on_incident, config.train.lora if trainable else None)
-            if servers
+            build_servers(spec, config.engine, sites, model, texts.renderer.decode, on_incident, config.train.lora if trainable else None)
+            if sites is not None
             else build_engine(spec, held, tokenizer, steps_on, shares_weights=not own, launcher=launcher, on_incident=on_incident)
         )
         with building as engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from whet.build.parts import check_fits, sized
@@ -11,6 +12,7 @@ from whet.check.models import auxiliary_parts, has_own_reference
 from whet.check.saved import checkpoint_sizes, copy_part
 from whet.engine.embedded.config import EmbeddedConfig
 from whet.engine.embedded.core import EngineCore
+from whet.engine.servers.pool import sites_here
 from whet.model.causal import CausalModel, pick_device
 from whet.plan.layouts import name_of
 from whet.plan.live import LiveBytes
@@ -38,6 +40,7 @@ def check_limits(context: CheckContext) -> Iterator[Note]:
     config, model = context.rl, need(context.model, "the model's config.json")
     if config.engine.num_servers:
         yield skip(f"the servers of engine.name={config.engine.name} tell their longest sequence when the run starts")
+        yield from server_gpus(config)
         return
     assert isinstance(model, CausalModel), "only a language model samples"
     core = EngineCore(model, engine_sizes(config, model))
@@ -51,6 +54,20 @@ def check_limits(context: CheckContext) -> Iterator[Note]:
         else:
             text = f"trajectories of up to {rollout.max_tokens} tokens in {rollout.max_turns} turns; the engine runs {core.max_tokens}"
             yield ok(prefix + text)
+
+
+def server_gpus(config: RunConfig) -> Iterator[Note]:
+    """Check that there are GPUs for the servers that the run starts on this machine.
+
+    Raises:
+        ValueError: if they are too few.
+    """
+    if not config.engine.num_started or config.cluster.backend == "ray" or config.train.parallel == "auto":
+        return
+    num_ranks = 1 if config.train.degrees is None else config.train.degrees.num_ranks
+    sites = sites_here(config.engine, pick_device(config.model.device), {**os.environ, "WORLD_SIZE": str(num_ranks)})
+    if sites.share_gpus:
+        yield warn("servers share GPUs with the trainer: leave memory for it in their arguments, or set engine.sleep=true")
 
 
 def check_memory(context: CheckContext) -> Iterator[Note]:

@@ -6,6 +6,8 @@ Its calls are Ray's own, with their deadlines, and errors that carry the actor's
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -24,6 +26,10 @@ class ActorPlace:
     """Name of the machine."""
     node: str
     """Ray's name of the node."""
+    address: str
+    """Address by which the cluster knows the node."""
+    gpus: str = ""
+    """GPUs that Ray gave to the actor, as CUDA_VISIBLE_DEVICES names them."""
 
 
 class Agent:
@@ -36,7 +42,26 @@ class Agent:
     def place(self) -> ActorPlace:
         import ray
 
-        return ActorPlace(socket.gethostname(), ray.get_runtime_context().get_node_id())
+        context = ray.get_runtime_context()
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return ActorPlace(socket.gethostname(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
+
+    def find(self, program: str) -> str | None:
+        """Path of a program on the node; None: there is none."""
+        return shutil.which(program)
+
+    def exists(self, path: str) -> bool:
+        """True if the node has the file or folder."""
+        return os.path.exists(path)
+
+    def free_port(self, address: str) -> int:
+        """A port of one of the node's addresses on which nobody listens.
+
+        Raises:
+            OSError: if it is no address of the node's.
+        """
+        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+            return int(listener.getsockname()[1])
 
     def start(self, command: Command) -> str:
         """Start it, once. Returns its name in errors."""

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from whet.config import Config, refuse_unread
 
-ENGINE_KEYS = ("layout", "engine_cpus", "engine_gpus")
+ENGINE_KEYS = ("layout", "engine_cpus", "engine_gpus", "private_network")
 """Settings of where an engine is."""
 
 
@@ -33,9 +33,13 @@ class ClusterConfig(Config):
     engine's process is colocated, each of the two gets half of the larger number."""
     engine_cpus: float = Field(default=1, gt=0)
     """Processors for each process of the engine, if the engine has its own (engine.embedded.copies, or
-    a layout with separate devices)."""
+    a layout with separate devices), and for each server."""
     engine_gpus: float | None = Field(default=None, ge=0)
-    """GPUs for each process of the engine; unset: one if the cluster has any."""
+    """GPUs for each process of the engine, and for each server; unset, if the cluster has any: one, or
+    as many as the server's arguments ask for."""
+    private_network: bool = False
+    """True: trusted machines alone reach the nodes' addresses, so servers (engine.name=vllm or sglang)
+    may listen there; else they have to be on the controller's node (docs/cluster.md)."""
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds to wait for the cluster to have room, and for a process of the engine to start."""
 

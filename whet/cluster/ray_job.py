@@ -19,23 +19,28 @@ from whet.cluster.config import ClusterConfig
 from whet.cluster.connection import Connected, connected, room
 from whet.cluster.local import on_one_machine, place_of, rendezvous_file
 from whet.cluster.process import Command, OnEvent, OutputEnd, Process, ProcessExit
-from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room
+from whet.cluster.room import ROOM, Bundle, EngineRoom, plan_room, shared_devices
 from whet.cluster.supervise import LOG, SupervisedJob
 
 PASSED_ON = ("GLOO_", "GOMP_", "HF_HUB_OFFLINE", "KMP_", "MKL_", "NCCL_", "OMP_", "TORCH_", "WHET_TRACEBACK")
 """Prefixes of the environment variables that a process on another node gets from this one."""
+OF_SERVERS = ("SGLANG_", "SGL_", "VLLM_")
+"""Prefixes of those that a rank gets besides: the controller starts servers with them."""
 THREADS = 4
 """Calls that an agent answers at a time: one waits for what happens, a signal or an end must not wait with it."""
 MEET = timedelta(minutes=10)
 """Time that a process waits for the others to come."""
 
 
-def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, arguments: Sequence[str], line: str, run_dir: Path) -> int:
+def run_on_ray(
+    config: ClusterConfig, num_ranks: int, num_engines: int, arguments: Sequence[str], line: str, run_dir: Path, gpus_each: int = 1
+) -> int:
     """Run a job of processes that Ray places. Other arguments, result and errors as for `run_local`.
 
     Args:
         config: the settings.
         num_engines: processes that the controller will start for the engine; 0: none.
+        gpus_each: GPUs that each of those computes on, where the cluster has any.
 
     Raises:
         ValueError: if there is no cluster, or no room in it.
@@ -43,20 +48,21 @@ def run_on_ray(config: ClusterConfig, num_ranks: int, num_engines: int, argument
     num_cpus = num_ranks * config.trainer_cpus + num_engines * config.engine_cpus
     with connected(config, num_cpus + abs(num_ranks - num_engines) * max(config.trainer_cpus, config.engine_cpus)) as there:
         ray = there.ray
-        planned = plan_room(config, num_ranks, num_engines, ray.cluster_resources().get("GPU", 0))
+        planned = plan_room(config, num_ranks, num_engines, ray.cluster_resources().get("GPU", 0), gpus_each)
         name = f"whet-{uuid.uuid4().hex[:8]}"
         with room(ray, planned.bundles, config, name) as group, _rendezvous(there, num_ranks) as rendezvous:
-            agents = [agent_in(ray, group, i, planned.trainer) for i in range(num_ranks)]
+            agents = [agent_in(ray, group, bundle, planned.trainer) for bundle in planned.ranks]
             places: list[ActorPlace] = ray.get([agent.place.remote() for agent in agents], timeout=config.start_timeout_s)
             shared = {
-                **{key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)},
+                **{key: value for key, value in os.environ.items() if key.startswith(PASSED_ON + OF_SERVERS)},
                 **(on_one_machine(num_ranks) if len({place.host for place in places}) == 1 else {}),
                 **rendezvous,
             }
             if planned.engines:
                 context = ray.get_runtime_context()
-                apart = EngineRoom(context.gcs_address, context.namespace, name, planned.engine, planned.engines, places[0].node)
-                shared[ROOM] = apart.to_text()
+                devices = shared_devices(planned, [place.gpus for place in places])
+                of_engine = (planned.engine, planned.engines, places[0].node, devices)
+                shared[ROOM] = EngineRoom(context.gcs_address, context.namespace, name, *of_engine).to_text()
 
             def start(rank: int, on_event: OnEvent) -> Process:
                 environment = {**shared, **place_of(rank, 0, num_ranks)}  # a process sees its own GPU alone

@@ -93,7 +93,8 @@ def launch(config: BaseRunConfig, command: str, num_ranks: int, notes: tuple[str
     settings = config.model_dump(mode="json", exclude_unset=True)
     line = json.dumps({"kind": kind_of(config), "config": settings, "command": command, "notes": notes})
     if config.cluster.backend == "ray":
-        return run_on_ray(config.cluster, num_ranks, config.num_engines_apart, RANK, line, Path(config.run_dir))
+        num_engines, gpus_each = config.engine_places
+        return run_on_ray(config.cluster, num_ranks, num_engines, RANK, line, Path(config.run_dir), gpus_each)
     return run_local(num_ranks, RANK, line, Path(config.run_dir))
 
 

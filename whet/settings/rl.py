@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from whet.algo.config import COMPARES, AlgorithmConfig, GRPOConfig
 from whet.algo.policy_config import check_compared
 from whet.checkpoint.config import CheckpointConfig
-from whet.cluster.config import ClusterConfig, check_layout
+from whet.cluster.config import ENGINE_KEYS, ClusterConfig, check_layout
 from whet.config import Config, refuse_unread, validated
 from whet.data.config import ChatConfig
 from whet.data.long_prompts import LongPrompts
@@ -119,6 +119,11 @@ class BaseRunConfig(Config):
         return 0
 
     @property
+    def engine_places(self) -> tuple[int, int]:
+        """Number of processes and servers of the engine that a cluster places, and the GPUs that each of them computes on."""
+        return 0, 1
+
+    @property
     def auxiliary(self) -> Mapping[str, CriticConfig | ReferenceConfig | TeacherConfig | None]:
         """Settings of each model besides the policy, by the name of its table; None: the run has no such
         table.
@@ -167,7 +172,8 @@ class RunConfig(BaseRunConfig):
     def _same_bits(self) -> RunConfig:
         if self.deterministic:
             refuse_timing(self.control)
-        check_layout(self.cluster, overlaps=self.control.overlaps)
+        if not self.engine.urls:  # servers that run already are where they are
+            check_layout(self.cluster, overlaps=self.control.overlaps)
         return self
 
     @model_validator(mode="after")
@@ -199,8 +205,10 @@ class RunConfig(BaseRunConfig):
             if self.engine.takes_adapters and (self.train.lora is None or self.engine.quantization is not None):
                 why = "there is no adapter without train.lora" if self.train.lora is None else "engine.quantization sends whole weights"
                 raise ValueError(f"engine.vllm.args: enable_lora has servers take the adapter alone, and {why}: leave it out")
-            if self.cluster.engine_apart:
-                raise ValueError(f"cluster.layout places the embedded engine, and engine.name is {self.engine.name}; set layout=colocate")
+        if self.engine.urls:
+            refuse_unread(self.cluster, ENGINE_KEYS, "(cluster) with servers that run already (engine.urls)", "leave it out")
+        elif not self.engine.num_servers:
+            refuse_unread(self.cluster, ["private_network"], "(cluster) with engine.name='embedded'", "set engine.name=vllm or sglang")
         return self
 
     @model_validator(mode="after")
@@ -237,8 +245,15 @@ class RunConfig(BaseRunConfig):
     def num_engines_apart(self) -> int:
         """Number of engine processes in addition to the trainer's; 0: the engine runs in the trainer's
         process, or in that of its first rank."""
+        if self.engine.num_servers:
+            return 0
         count = self.engine.embedded.num_processes
         return count if count > 1 or self.cluster.engine_apart else 0
+
+    @property
+    def engine_places(self) -> tuple[int, int]:
+        """Number of processes and servers of the engine that a cluster places, and the GPUs that each of them computes on."""
+        return self.num_engines_apart + self.engine.num_started, self.engine.gpus_each
 
     @property
     def auxiliary(self) -> Mapping[str, CriticConfig | ReferenceConfig | TeacherConfig | None]:

@@ -57,3 +57,9 @@ class Syncing:
     config: SyncConfig
     folder: Path
     """For versions on disk, unless the settings name another."""
+
+    @property
+    def versions(self) -> Path:
+        """Folder of the versions on disk."""
+        folder = self.folder if self.config.folder is None else Path(self.config.folder)
+        return folder.absolute()  # engines have other working folders

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, JsonValue, model_validator
 
 from whet.config import Config, refuse_unread
+from whet.engine.servers.devices import gpus_needed
 
 MAX_RUNNING = 256
 """Requests that a server runs at a time unless its arguments say another number."""
@@ -40,7 +42,7 @@ class ServersConfig(Config):
     router: str | None = None
     """Address of a router before the servers of `urls`: it chooses who samples, and weights go to each server."""
     servers: int = Field(default=1, ge=1)
-    """Servers that whet starts on this machine."""
+    """Servers that whet starts: on this machine, or, with cluster.backend=ray, on the nodes that Ray places them on."""
     python: str = "python"
     """Python of the environment that has the servers: vLLM and whet-vllm, or SGLang."""
     quantization: str | None = None
@@ -63,9 +65,29 @@ class ServersConfig(Config):
         return self.name == "vllm" and self.vllm.args.get("enable_lora", self.vllm.args.get("enable-lora")) is True
 
     @property
+    def names(self) -> list[str]:
+        """Name of each server, in messages and metrics."""
+        return [f"{self.name} {i}" for i in range(self.num_servers)]
+
+    @property
+    def num_started(self) -> int:
+        """Number of servers that whet starts."""
+        return 0 if self.urls else self.num_servers
+
+    @property
+    def args(self) -> Mapping[str, JsonValue]:
+        """Arguments of the servers, by the names of their kind."""
+        return self.vllm.args if self.name == "vllm" else self.sglang.args
+
+    @property
+    def gpus_each(self) -> int:
+        """GPUs that each of the servers that whet starts computes on, where there are any."""
+        return gpus_needed(self.name, self.args) if self.num_started else 1
+
+    @property
     def max_running(self) -> int:
         """Requests that all servers run at a time."""
-        asked = self.vllm.args.get("max_num_seqs") if self.name == "vllm" else self.sglang.args.get("max_running_requests")
+        asked = self.args.get("max_num_seqs" if self.name == "vllm" else "max_running_requests")
         return self.num_servers * int(str(asked or MAX_RUNNING))
 
     @model_validator(mode="after")
@@ -78,6 +100,7 @@ class ServersConfig(Config):
             refuse_unread(self, ["router"], "(engine) without engine.urls", "name the servers behind the router in engine.urls")
         if self.urls:
             refuse_unread(self, ["servers", "python", self.name], "(engine) with servers that run already (engine.urls)", "leave them out")
+        gpus_needed(self.name, self.args)  # reads the sizes: a wrong one is an error of the settings
         other = "sglang" if self.name == "vllm" else "vllm"
         refuse_unread(self, [other], f"(engine) with engine.name={self.name!r}", "leave it out")
         return self

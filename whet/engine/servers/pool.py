@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +20,10 @@ from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
 from whet.engine.servers.behind_router import ServersBehindRouter
 from whet.engine.servers.config import ServersConfig
+from whet.engine.servers.devices import VISIBLE, assign_devices, chosen_by_user, trainer_devices, visible_devices
 from whet.engine.servers.kinds import KINDS
 from whet.engine.servers.member import ServerMember
-from whet.engine.servers.start import ServerAt, ServerStarter
+from whet.engine.servers.start import LOOPBACK, LocalHost, ServerAt, ServerHosts, ServerStarter, local_host
 from whet.engine.vllm.start import LORA_ARGS, RANKS, Vllm
 from whet.model.causal import CausalModel
 from whet.model.config import LoraConfig
@@ -51,11 +53,20 @@ class Servers:
     lora: LoraConfig | None = None
     """The adapter that updates bring; None: they bring whole weights."""
 
-    def starts(self, model: CausalModel, pool: PoolConfig) -> dict[str, Start]:
-        """A start of each server, by its name."""
+    def starts(
+        self, model: CausalModel, pool: PoolConfig, hosts: ServerHosts = local_host, versions: Path | None = None
+    ) -> dict[str, Start]:
+        """A start of each server, by its name.
+
+        Args:
+            model: the trainer's.
+            pool: deadlines.
+            hosts: finds the machine of a server that is started.
+            versions: folder of the versions that it is to load; None: weights come over the network.
+        """
         kind = KINDS[self.config.name] if self.lora is None else Vllm(adapters=True)
         direct = direct_names(model) if self.quantization is None else names_in_format(model, self.quantization)
-        names = [f"{kind.name} {i}" for i in range(self.config.num_servers)]
+        names = self.config.names
         if self.config.router is not None:
             behind, name = dict(zip(names, self.config.urls, strict=True)), f"{kind.name} router"
             tolerance = SCORE_TOLERANCE[model.dtype]
@@ -64,9 +75,7 @@ class Servers:
         if self.config.urls:
             pairs = zip(names, self.config.urls, strict=True)
             return {name: ServerAt(kind, name, url, self.decode, direct, pool.start_timeout_s) for name, url in pairs}
-        args = self.config.vllm.args if self.config.name == "vllm" else self.config.sglang.args
-        if self.tells_routes:
-            args = {"enable_return_routed_experts": True} | args
+        args = {**({"enable_return_routed_experts": True} if self.tells_routes else {}), **self.config.args}
         if self.lora is None:  # weights come whole, as those of a trained adapter in an evaluation
             args = {name: value for name, value in args.items() if name.replace("-", "_") not in LORA_ARGS}
         else:
@@ -82,9 +91,44 @@ class Servers:
                 decode=self.decode,
                 direct_names=direct,
                 timeout_s=pool.start_timeout_s,
+                hosts=hosts,
+                versions=versions,
             )
             for name in names
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSites:
+    """The machines that servers are on."""
+
+    hosts: ServerHosts
+    """Finds the machine of a server that is started."""
+    address: str
+    """This machine's, as the servers know it."""
+    share_gpus: bool = False
+    """True if a server computes on a GPU of the trainer's."""
+
+
+def sites_here(servers: ServersConfig, device: torch.device, environment: Mapping[str, str] = os.environ) -> ServerSites:
+    """This machine, with GPUs of its own for each server.
+
+    Args:
+        servers: servers that whet starts.
+        device: the trainer's.
+        environment: of the controller.
+
+    Raises:
+        ValueError: if the servers need more GPUs than this process may use.
+    """
+    count, kind = torch.cuda.device_count(), servers.name
+    trainer = trainer_devices(device.type, device.index, environment)
+    if chosen_by_user(kind, servers.args, environment):
+        return ServerSites(local_host, LOOPBACK, share_gpus=0 < count <= len(trainer))
+    visible = visible_devices(environment.get(VISIBLE), count)
+    assigned = assign_devices(servers.num_servers, servers.gpus_each, visible, trainer, kind)
+    devices = dict(zip(servers.names, assigned.devices, strict=True))
+    return ServerSites(lambda name, _: LocalHost(devices[name]), LOOPBACK, assigned.shared)
 
 
 def direct_names(model: CausalModel) -> frozenset[str] | None:
@@ -109,7 +153,7 @@ def names_in_format(model: CausalModel, quantization: Quantization) -> frozenset
 
 
 def servers_engine(
-    servers: Servers, model: CausalModel, pool: PoolConfig, sync: Syncing, address: str, on_incident: OnIncident
+    servers: Servers, model: CausalModel, pool: PoolConfig, sync: Syncing, sites: ServerSites, on_incident: OnIncident
 ) -> EnginePool[ServerMember]:
     """Start the servers, or connect to them, all at once.
 
@@ -118,7 +162,7 @@ def servers_engine(
         model: the trainer's; its shapes and names alone are used.
         pool: deadlines and restarts.
         sync: transport of weights.
-        address: this machine's, as the servers know it.
+        sites: the machines that they are on.
         on_incident: called for each server that is lost.
 
     Raises:
@@ -126,14 +170,14 @@ def servers_engine(
         ValueError: if weights cannot reach them.
     """
     bare = without_contents(model)
-    starts = servers.starts(model, pool)
+    starts = servers.starts(model, pool, sites.hosts, None if sync.config.transport == "broadcast" else sync.versions)
     if servers.lora is not None:
         sender = adapter_sender_of(sync.config, sync.folder, AdapterWriter(model, servers.lora, servers.folder))
         return _pool_of(starts, WeightSync(sender, {}), pool, on_incident, SCORE_TOLERANCE[model.dtype])
     own_routes, backend = KINDS[servers.config.name].own_routes, "nccl" if model.device.type == "cuda" else "gloo"
     if own_routes and sync.config.transport == "broadcast":
-        check_devices(servers.config, backend, torch.cuda.device_count())
-    sender = server_sender_of(sync.config, bare, sync.folder, address, backend if own_routes else None, servers.quantization)
+        check_devices(backend, sites)
+    sender = server_sender_of(sync.config, bare, sync.folder, sites.address, backend if own_routes else None, servers.quantization)
     quantize = None if servers.quantization is None else partial(QuantizingStream, naming=Naming(bare), quantization=servers.quantization)
     weights = WeightSync(sender, dict(bare.named_weights()), quantize)
     nats = 0.0 if servers.quantization is None else servers.quantization.nats
@@ -160,21 +204,20 @@ def least_rank(rank: int) -> int:
     return fits[0]
 
 
-def check_devices(servers: ServersConfig, backend: str, num_devices: int) -> None:
+def check_devices(backend: str, sites: ServerSites) -> None:
     """Refuse a broadcast over NCCL between processes that share a GPU: it would wait forever.
 
     Args:
-        servers: the servers.
         backend: of the broadcast.
-        num_devices: GPUs that torch sees here.
+        sites: the machines that the servers are on.
 
     Raises:
-        ValueError: if the servers that whet starts have no GPU of their own.
+        ValueError: if a server that whet starts computes on a GPU of the trainer's.
     """
-    if backend == "nccl" and not servers.urls and num_devices < 2:
+    if backend == "nccl" and sites.share_gpus:
         raise ValueError(
-            f"sync.transport=broadcast sends over NCCL, which needs a GPU for the trainer and others for engine.servers, and torch sees "
-            f"{num_devices}: set sync.transport=disk"
+            "sync.transport=broadcast sends over NCCL, which needs a GPU for the trainer and others for engine.servers, and they share "
+            "GPUs: set sync.transport=disk, fewer engine.servers, or cluster.layout=disaggregate on a cluster"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -12,17 +13,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Protocol
 
 from whet.engine.base import EngineFailed
 from whet.engine.embedded.stops import Decode
 from whet.engine.servers import guard
+from whet.engine.servers.devices import VISIBLE, plain_names
 from whet.engine.servers.http import KEY, HttpServer
-from whet.engine.servers.member import ServerMember
+from whet.engine.servers.member import ServerMember, ServerProcess
 from whet.engine.servers.wire import Wire
 from whet.engine.workers.launch import LocalWorker
 from whet.runfolder.child_environment import child_environment
@@ -41,6 +44,20 @@ CONSEQUENCE = re.compile(r"Engine core initialization failed|WorkerProc initiali
 """Exceptions of processes that wait for the one that failed."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Address that a server listens on, and its key."""
+
+    port: int
+    host: str = LOOPBACK
+    key: str | None = field(default=None, repr=False)
+    """A key that its routes ask for; None: none."""
+
+    @property
+    def url(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+
 class ServerKind(Protocol):
     """A kind of server: its command line, and its routes."""
 
@@ -51,12 +68,12 @@ class ServerKind(Protocol):
     own_routes: bool
     """Such servers take a broadcast of weights by routes of their own (`ServerBroadcastTicket`)."""
 
-    def command(self, folder: Path, port: int, dtype: str, args: Mapping[str, Any]) -> list[str]:
-        """Module and arguments of a server of this machine.
+    def command(self, folder: Path, at: ServerAddress, dtype: str, args: Mapping[str, Any]) -> list[str]:
+        """Module and arguments of a server.
 
         Args:
             folder: the model's.
-            port: port on this machine.
+            at: address that it listens on.
             dtype: type of its computation, unless `args` has one.
             args: further arguments by the server's names.
 
@@ -65,8 +82,8 @@ class ServerKind(Protocol):
         """
         ...
 
-    def environment(self) -> dict[str, str]:
-        """Variables of a server's process."""
+    def environment(self, at: ServerAddress) -> dict[str, str]:
+        """Variables of the process of a server that listens on an address."""
         ...
 
     def why(self, lines: Sequence[str]) -> str:
@@ -107,7 +124,7 @@ def command_line(kind: ServerKind, every: Mapping[str, Any], fixed: set[str], ar
     Raises:
         ValueError: if one of them is whet's to set.
     """
-    named = {name.replace("-", "_").lstrip("_"): value for name, value in args.items()}
+    named = plain_names(args)
     if taken := sorted(fixed & named.keys()):
         raise ValueError(f"engine.{kind.name}.args: {', '.join(taken)} is set by whet; leave it out")
     return [word for name, value in {**every, **named}.items() for word in flags(name, value)]
@@ -129,20 +146,111 @@ def flags(name: str, value: Any) -> list[str]:
             return [flag, str(value)]
 
 
+class StartedProcess(ServerProcess, Protocol):
+    """The process of a server that was started, wherever it runs."""
+
+    @property
+    def ended(self) -> str | None:
+        """The manner of its end; None: it runs."""
+        ...
+
+    def last_lines(self) -> list[str]:
+        """Its last lines of output, the newest last."""
+        ...
+
+
+class ServerHost(Protocol):
+    """A machine that a server is started on."""
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Address on which the server listens, and is reached from here; `LOOPBACK`: it is this machine."""
+        ...
+
+    def find(self, program: str) -> str | None:
+        """Path of a program there; None: there is none."""
+        ...
+
+    def free_port(self) -> int:
+        """A port of the address on which nobody listens."""
+        ...
+
+    def lacks(self, path: Path) -> bool:
+        """True if a file or folder of this machine is not there."""
+        ...
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> StartedProcess:
+        """Start a server.
+
+        Args:
+            name: before each line of its output.
+            command: a Python there, and its arguments.
+            environment: variables in addition to those that any process of a run has.
+
+        Raises:
+            EngineFailed: if it cannot be started.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up a host on which no server runs."""
+        ...
+
+
+ServerHosts = Callable[[str, threading.Event], ServerHost]
+"""Finds the host of a server, by its name, each time that it is started. Raises EngineFailed if there is none, or the event is set: nobody
+waits for it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHost:
+    """This machine."""
+
+    devices: tuple[str, ...] = ()
+    """GPUs of the server; empty: those of this process."""
+    title = "this machine"
+    address = LOOPBACK
+
+    def find(self, program: str) -> str | None:
+        return shutil.which(program)
+
+    def free_port(self) -> int:
+        return free_port()
+
+    def lacks(self, path: Path) -> bool:
+        return not path.exists()
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> StartedServer:
+        devices = {VISIBLE: ",".join(self.devices)} if self.devices else {}
+        return StartedServer(name, command, {**environment, **devices})
+
+    def close(self) -> None:
+        pass
+
+
+def local_host(name: str, given_up: threading.Event) -> LocalHost:
+    """This machine, with the GPUs of this process, for every server (`ServerHosts`)."""
+    return LocalHost()
+
+
 class StartedServer:
     """A server's process, and its engine's.
 
     Args:
         name: before each line of its output.
-        python: of the server's environment.
-        args: the module, and its command line.
+        command: a Python, and its arguments.
         environment: variables in addition to those that any process of a run has.
     """
 
-    def __init__(self, name: str, python: str, args: Sequence[str], environment: Mapping[str, str]) -> None:
-        command = [python, guard.__file__, python, "-m", *args]
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        guarded = [command[0], guard.__file__, *command]
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=child_environment(environment)
+            guarded, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=child_environment(environment)
         )
         self._child, self._worker = child, LocalWorker(name, child)
 
@@ -175,7 +283,7 @@ class StartedServer:
 
 @dataclass(frozen=True, slots=True)
 class ServerStarter:
-    """Starts a server of this machine, again and again. Its `__call__` may run in any thread."""
+    """Starts a server, again and again. Its `__call__` may run in any thread."""
 
     kind: ServerKind
     name: str
@@ -189,24 +297,52 @@ class ServerStarter:
     """As in `ServerKind.connect`."""
     timeout_s: float
     """For the server to be ready."""
+    hosts: ServerHosts = local_host
+    """Finds the machine that it is started on."""
+    versions: Path | None = None
+    """Folder of the versions that it is to load; None: weights come over the network."""
 
     def __call__(self, given_up: threading.Event) -> ServerMember:
-        python = shutil.which(self.python)
-        if python is None:
-            there = f"there is no {self.python}; name the Python of an environment that has {self.kind.title}"
-            raise EngineFailed(f"engine.python: {there}")
-        port = free_port()
-        command = self.kind.command(self.folder, port, self.dtype, self.args)
-        process = StartedServer(self.name, python, command, self.kind.environment())
+        host = self.hosts(self.name, given_up)
         try:
-            server = HttpServer(self.name, f"http://{LOOPBACK}:{port}")
+            self._check_folders(host)
+            python = host.find(self.python)
+            if python is None:
+                there = f"there is no {self.python} on {host.title}; name the Python of an environment that has {self.kind.title}"
+                raise EngineFailed(f"engine.python: {there}")
+            key = None if host.address == LOOPBACK else secrets.token_urlsafe(32)
+            at = ServerAddress(host.free_port(), host.address, key)
+            command = self.kind.command(self.folder.absolute(), at, self.dtype, self.args)
+            process = host.start(self.name, [python, "-m", *command], self.kind.environment(at))
+        except BaseException:
+            host.close()
+            raise
+        try:
+            server = HttpServer(self.name, at.url, at.key)
             self._await_ready(server.url, process, given_up)
-            return ServerMember(server, self.kind.connect(server, None, self.direct_names), self.decode, process)
+            return ServerMember(server, self.kind.connect(server, at.key, self.direct_names), self.decode, process)
         except BaseException:
             process.kill()
             raise
 
-    def _await_ready(self, url: str, process: StartedServer, given_up: threading.Event) -> None:
+    def _check_folders(self, host: ServerHost) -> None:
+        """Raises EngineFailed if the host does not have the folders of the model and of new versions as this machine has them."""
+        if host.lacks(self.folder.absolute()):
+            raise EngineFailed(
+                f"{self.name}: {host.title} has no {self.folder.absolute()}, the model's folder here: keep it on a file system that all "
+                "nodes have under one path (model.path, or HF_HOME for models of the hub)"
+            )
+        if self.versions is None or host.address == LOOPBACK:
+            return
+        self.versions.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=self.versions, prefix=".seen-") as here:  # a new file: another machine may have a folder of that name
+            if host.lacks(Path(here.name)):
+                raise EngineFailed(
+                    f"{self.name}: {host.title} does not see what is written to {self.versions}, where new weights go: set run_dir or "
+                    "sync.folder to a folder on a file system that all nodes have under one path, or sync.transport=broadcast"
+                )
+
+    def _await_ready(self, url: str, process: StartedProcess, given_up: threading.Event) -> None:
         deadline = time.monotonic() + self.timeout_s
         while not answers(url + "/health"):
             if (how := process.ended) is not None:

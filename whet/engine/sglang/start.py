@@ -9,7 +9,7 @@ from typing import Any
 
 from whet.engine.base import EngineFailed
 from whet.engine.servers.http import HttpServer
-from whet.engine.servers.start import LOOPBACK, ask, command_line, reason
+from whet.engine.servers.start import ServerAddress, ask, command_line, reason
 from whet.engine.servers.wire import Served
 from whet.engine.sglang.routes import SglangWire
 
@@ -18,7 +18,7 @@ OWN_ARGS = {"incremental_streaming_output": True}
 SIZES = ("tp_size", "pp_size", "dp_size")
 DTYPES = {name: name for name in ("float32", "float16", "bfloat16")} | {"float": "float32", "half": "float16"}
 """Types by the names of SGLang's argument `dtype`. `auto` tells none."""
-FIXED = {"model_path", "model", "host", "port", *OWN_ARGS}
+FIXED = {"model_path", "model", "host", "port", "api_key", "admin_api_key", *OWN_ARGS}
 
 
 class Sglang:
@@ -27,11 +27,13 @@ class Sglang:
     name, title = "sglang", "SGLang"
     own_routes = True
 
-    def command(self, folder: Path, port: int, dtype: str, args: Mapping[str, Any]) -> list[str]:
-        every = {"model_path": str(folder), "host": LOOPBACK, "port": port, "dtype": dtype, "log_level": "warning", **OWN_ARGS}
+    def command(self, folder: Path, at: ServerAddress, dtype: str, args: Mapping[str, Any]) -> list[str]:
+        """As `ServerKind.command`. SGLang reads keys from its command line alone; with both, every route asks for one."""
+        keys = {} if at.key is None else {"api_key": at.key, "admin_api_key": at.key}
+        every = {"model_path": str(folder), "host": at.host, "port": at.port, "dtype": dtype, "log_level": "warning", **OWN_ARGS, **keys}
         return [SERVER, *command_line(self, every, FIXED, args)]
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, at: ServerAddress) -> dict[str, str]:
         """As `ServerKind.environment`, with the `SGLANG_` variables of this process."""
         return {name: value for name, value in os.environ.items() if name.startswith(("SGLANG_", "SGL_"))}
 

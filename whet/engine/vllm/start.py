@@ -11,13 +11,16 @@ from typing import Any
 
 from whet.engine.base import EngineFailed
 from whet.engine.servers.http import HttpServer
-from whet.engine.servers.start import LOOPBACK, ask, command_line, reason
+from whet.engine.servers.start import ServerAddress, ask, command_line, reason
 from whet.engine.servers.wire import Served
 from whet.engine.vllm.routes import ADAPTER, GENERATE, LOAD_ADAPTER, VllmWire
 
 SERVER = "vllm.entrypoints.openai.api_server"
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-"""Development routes are those of weight updates: the server listens on this machine alone."""
+"""Development routes are those of weight updates, and vLLM's key does not protect them: a server listens on loopback, or where the user
+says that the network is private."""
+KEY = "VLLM_API_KEY"
+"""Environment variable with the key that a server asks for: other users can read its command line."""
 OWN_ARGS = {
     "logprobs_mode": "processed_logprobs",
     "enable_scale_out": True,
@@ -27,7 +30,7 @@ OWN_ARGS = {
     "worker_extension_cls": "whet_vllm.WorkerExtension",
 }
 """Arguments without which log-probs, tokens or weights would be others than whet counts on."""
-FIXED = {"model", "host", "port", *OWN_ARGS}
+FIXED = {"model", "host", "port", "api_key", *OWN_ARGS}
 NEEDED = {
     GENERATE: "start it with --enable-scale-out",
     "/pause": "start it with VLLM_SERVER_DEV_MODE=1 in its environment, reachable for trusted machines alone",
@@ -53,15 +56,16 @@ class Vllm:
     def __init__(self, *, adapters: bool = False) -> None:
         self._adapters = adapters
 
-    def command(self, folder: Path, port: int, dtype: str, args: Mapping[str, Any]) -> list[str]:
+    def command(self, folder: Path, at: ServerAddress, dtype: str, args: Mapping[str, Any]) -> list[str]:
         """As `ServerKind.command`, with a seed of its own: servers of one seed draw the same noise."""
-        every = {"model": str(folder), "host": LOOPBACK, "port": port, "dtype": dtype, "seed": secrets.randbelow(2**31), **OWN_ARGS}
+        every = {"model": str(folder), "host": at.host, "port": at.port, "dtype": dtype, "seed": secrets.randbelow(2**31), **OWN_ARGS}
         return [SERVER, *command_line(self, every, FIXED, args)]
 
-    def environment(self) -> dict[str, str]:
-        """As `ServerKind.environment`, with the `VLLM_` variables of this process."""
-        own = ENVIRONMENT | ({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self._adapters else {})
-        return own | {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    def environment(self, at: ServerAddress) -> dict[str, str]:
+        """As `ServerKind.environment`, with the `VLLM_` variables of this process, but for a key: the server's own is `at`'s."""
+        passed = {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and name != KEY}
+        adapters = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self._adapters else {}
+        return {**ENVIRONMENT, **adapters, **passed, **({} if at.key is None else {KEY: at.key})}
 
     def why(self, lines: Sequence[str]) -> str:
         if MISSING_PLUGIN.search("\n".join(lines)):
