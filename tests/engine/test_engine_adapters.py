@@ -33,7 +33,7 @@ from whet.transport.settings import SyncConfig
 from whet.types import Proof
 
 LORA = LoraConfig(rank=2)
-AT = ServerAddress("127.0.0.1", 1)
+AT = ServerAddress(1)
 BASE = ("model.norm.weight", "model.layers.0.input_layernorm.weight", "model.layers.0.mlp.down_proj.weight")
 
 
