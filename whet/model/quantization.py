@@ -142,7 +142,7 @@ def _compressed(config: Mapping[str, Any], names: frozenset[str] | None) -> Quan
     if groups[0].get("targets") != ["Linear"]:
         raise ValueError(f"quantization_config: whet quantizes the target Linear alone, not {groups[0].get('targets')}")
     if not weights.get("symmetric", True) or weights.get("actorder") not in IN_ORDER:
-        raise ValueError("quantization_config: whet quantizes symmetrically and in the order of columns (symmetric, no actorder=group)")
+        raise ValueError("quantization_config: whet quantizes symmetrically and in the order of columns (symmetric, not by actorder)")
     inputs = groups[0].get("input_activations")
     if inputs is not None and not inputs.get("dynamic"):
         raise ValueError(f"quantization_config: input_activations are not dynamic: {STATIC}")
