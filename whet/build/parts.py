@@ -157,10 +157,12 @@ def build_parts(
     apart = trainable and config.num_engines_apart > 0
     held_as = engine_model(config.model, config.engine_sizes, apart=apart)
     servers = config.engine.num_servers
+    if servers and not trainable and config.sync.transport != "broadcast":
+        held_as = config.model.model_copy(update={"device": "cpu"})  # GPUs are for the servers
     own = trainable and not servers and (config.engine_sizes.has_own_weights or config.train.spreads or apart)
     overlaps = trainable and config.control.overlaps
     rewards: list[Reward | GroupReward] = []
-    device, engine_device = pick_device(config.model.device), pick_device(held_as.device)
+    device, engine_device = pick_device((config.model if trainable else held_as).device), pick_device(held_as.device)
     with torch_thread("torch", device) as thread, torch_thread("engine", engine_device) as engine_thread, ExitStack() as ends:
         ends.callback(lambda: close_all(rewards))
         launcher = ends.enter_context(engine_launcher(config.cluster)) if apart else None
