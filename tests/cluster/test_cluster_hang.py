@@ -83,7 +83,7 @@ def test_a_rank_that_dies_or_hangs_in_backward(folder, what, words):
     if name == "loop":
         text = (folder / name / "failures/1_rank_1.txt").read_text()
         hung = text.partition("stacks of rank 1 (")[2].partition("stacks of ")[0]
-        assert "in in_backward" in hung and "learners.update, for " in hung and "phase: update" in text
+        assert "in in_backward" in hung and "policy.forward_backward, for " in hung and "phase: update" in text
     status, _, err = ended(begin(config))
     assert status == 0, err
     assert [row["step"] for row in metrics_of(folder, name)] == [1, 2, 3, 4, 5]
