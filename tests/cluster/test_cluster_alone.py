@@ -51,7 +51,7 @@ def left_of(family: list[psutil.Process]) -> list[psutil.Process]:
     return left
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_run_listens_on_loopback_alone_and_nothing_of_it_outlives_a_kill(tmp_path, where):
     make_files(tmp_path)
     run = begin(config_of(tmp_path, where, num_rollouts=100_000, deterministic=False, **WHERE[where]))

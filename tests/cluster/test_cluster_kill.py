@@ -17,7 +17,7 @@ from tests.cluster.cluster_run import begin, config_of, ended, family_of, make_f
 from tests.e2e.tiny_run import QUESTIONS
 from whet.observe.records import read_records
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 DEADLINE_S = 90
 OURS = ("whet.runs.rank", "whet.cluster.engine_worker")
@@ -58,7 +58,7 @@ VICTIMS = {
 }
 
 
-@pytest.mark.parametrize("victim", [pytest.param(name, marks=[] if name == "engine" else pytest.mark.slow) for name in VICTIMS])
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_a_run_recovers_or_ends_in_time_with_the_cause_and_goes_on(folder, victim):
     run = begin(run_config(folder, victim, 100_000))
     log = folder / victim / "metrics.jsonl"

@@ -16,7 +16,7 @@ from whet.runs.supervised import train_on_data
 from whet.settings.rl import RunConfig
 from whet.settings.supervised import RewardModelRunConfig, SupervisedRunConfig
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/rlhf"

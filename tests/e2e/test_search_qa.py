@@ -97,6 +97,7 @@ def test_the_settings_for_a_real_model_are_read():
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_its_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
