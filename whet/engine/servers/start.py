@@ -314,7 +314,7 @@ class ServerStarter:
             at = ServerAddress(host.free_port(), host.address, key)
             command = self.kind.command(self.folder.absolute(), at, self.dtype, self.args)
             process = host.start(self.name, [python, "-m", *command], self.kind.environment(at))
-        except BaseException:
+        except BaseException:  # raised again, whatever it is: nobody else ends the host
             host.close()
             raise
         try:
