@@ -208,7 +208,7 @@ def measure(num_tokens: int) -> dict[str, Any]:
     """All stages for about so many tokens."""
     groups = max(1, round(num_tokens / PER_TRAJECTORY / SIBLINGS))
     world = World(PER_TRAJECTORY)
-    _record_one(world)
+    _go_once(world)
     stages = Stages()
     taken = stages.run("scheduler and trajectories", lambda: _played(world, groups, PER_TRAJECTORY))
     samples = stages.run("samples", lambda: Recipe("model", 4, "mask").samples(taken.groups, 0)[0])
@@ -234,10 +234,11 @@ def measure(num_tokens: int) -> dict[str, Any]:
     }
 
 
-def _record_one(world: World) -> None:
-    """Write the record of one group, so that everything is imported."""
+def _go_once(world: World) -> None:
+    """Lay out one sample and write the record of one group, so that all code is in memory."""
     taken = _played(world, 1, PER_TRAJECTORY)
     samples = Recipe("model", 4, "mask").samples(taken.groups, 0)[0]
+    _rows(batch_of(samples[:1]))
     with tempfile.TemporaryDirectory() as folder:
         RecordWriter(Path(folder)).write(0, taken.groups, samples, _numbers(batch_of(samples).num_tokens))
 

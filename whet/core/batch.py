@@ -304,7 +304,15 @@ def joined(columns: Sequence[Column[Any]]) -> Tensor:
 
 
 def repeated(columns: Sequence[Runs[Any]], dtype: torch.dtype) -> Tensor:
-    """Runs, one after another. [T]"""
+    """Runs, one after another. [T]
+
+    Some runs at a time: `torch.repeat_interleave` takes 8 bytes for each entry that it makes.
+    """
     values = torch.tensor([value for column in columns for value in column.values], dtype=dtype)
     lengths = torch.tensor([length for column in columns for length in column.lengths], dtype=torch.int64)
-    return torch.repeat_interleave(values, lengths)
+    out, done = torch.empty(int(lengths.sum()), dtype=dtype), 0
+    for first in range(0, len(values), 256):
+        some = torch.repeat_interleave(values[first : first + 256], lengths[first : first + 256])
+        out[done : done + len(some)] = some
+        done += len(some)
+    return out

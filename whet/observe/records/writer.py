@@ -20,8 +20,8 @@ from whet.observe.records.tokens import OTHER, TokenColumns, check_columns
 from whet.observe.retention import RecordsConfig
 from whet.types import Group, Sample
 
-ROW_GROUP_TOKENS = 1 << 18
-"""Tokens from which a row group ends: one is read to show a trajectory."""
+ROW_GROUP_TOKENS = 1 << 16
+"""Tokens from which a row group ends. One is in memory when it is written, and when a trajectory of it is shown."""
 NOTHING = RolloutNumbers()
 
 
