@@ -25,6 +25,7 @@ from whet.core.batch import TrainBatch
 from whet.quickstart.run import QuickstartConfig, rl_config
 from whet.runs.commands import train
 from whet.train.learners import Learners, Update
+from whet.train.token_uses import UseTable
 from whet.train.torch_native.backend import TorchBackend
 from whet.types import Progress
 
@@ -39,19 +40,19 @@ class Measured(Learners):
     step_s = 0.0
     first = 0
 
-    def _update_policy(self, batch: TrainBatch, progress: Progress, done: Update) -> Update:
+    def _update_policy(self, batch: TrainBatch, progress: Progress, done: Update, uses: UseTable | None) -> Update:
         if progress.rollout_id < Measured.first:
-            return super()._update_policy(batch, progress, done)
+            return super()._update_policy(batch, progress, done, uses)
         backend, plan = self.policy, self.plan
         assert isinstance(backend, TorchBackend) and backend.optimizer is not None
-        (step,) = self._steps(batch, progress)
+        ((_, step),) = self._steps(batch, progress)
         step = self.algorithm.prepare(step)
         for skip in (True, False) if progress.rollout_id % 2 else (False, True):
             self.plan = plan.model_copy(update={"skip_zero_advantage": skip})
             begin = time.perf_counter()
             computed = self._computed(step)
             part = step if computed is None else step.select(computed)
-            found = backend.forward_backward(part, self.algorithm.loss)
+            found = backend.forward_backward(part, self.algorithm.loss, per_token=uses is not None)
             Measured.passes_s[skip] += time.perf_counter() - begin
             Measured.tokens[skip] += found.num_tokens
             backend.optimizer.zero_grad()
@@ -67,7 +68,7 @@ class Measured(Learners):
 
         backend.optim_step = timed
         try:
-            return super()._update_policy(batch, progress, done)
+            return super()._update_policy(batch, progress, done, uses)
         finally:
             del backend.optim_step
 
