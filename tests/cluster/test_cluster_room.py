@@ -75,6 +75,9 @@ def test_servers_of_a_run_are_placed_with_their_gpus():
     sglang = {"name": "sglang", "servers": 3, "sglang": {"args": {"tp_size": 2}}}
     apart = run(cluster={"backend": "ray", "layout": "disaggregate"}, engine=sglang)
     assert apart.engine_places == (3, 2) and apart.num_engines_apart == 0
+    nodes = {"name": "vllm", "servers": 3, "vllm": {"args": {"tensor_parallel_size": 16, "nnodes": 2}}}
+    private = {"backend": "ray", "layout": "disaggregate", "private_network": True}
+    assert run(cluster=private, engine=nodes).engine_places == (6, 8)
     assert run(cluster={"backend": "ray", "layout": "disaggregate"}).engine_places == (1, 1)
     assert run(engine={"name": "sglang", "urls": ["http://a:1"]}).engine_places == (0, 1)
     overlaps = run(cluster={"backend": "ray"}, engine={"name": "vllm", "urls": ["http://a:1"]}, control={"max_staleness": 1})
@@ -86,6 +89,9 @@ def test_servers_of_a_run_are_placed_with_their_gpus():
     [
         ({"layout": "disaggregate"}, {"name": "vllm", "urls": ["http://a:1"]}, "layout=.*no effect .cluster. with servers that run"),
         ({"private_network": True}, {"name": "vllm", "urls": ["http://a:1"]}, "private_network=.*no effect"),
+        ({}, {"name": "vllm", "vllm": {"args": {"nnodes": 2, "tensor_parallel_size": 4}}}, r"nnodes has each server on 2 nodes.*private_network=true if trusted"),
+        ({}, {"name": "vllm", "vllm": {"args": {"nnodes": 2}}}, r"a server of 1 GPUs cannot be on 2 nodes \(nnodes\): set sizes"),
+        ({}, {"name": "sglang", "sglang": {"args": {"nnodes": 0}}}, r"engine.sglang.args: nnodes=0 is no number of nodes; set a whole"),
         ({"private_network": True}, {}, r"private_network=.* no effect \(cluster\) with engine.name='embedded'; set engine.name=vllm or"),
     ],
 )

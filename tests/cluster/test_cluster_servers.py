@@ -147,3 +147,46 @@ def test_a_colocated_server_of_two_gpus_has_those_of_two_ranks(folder, address):
     assert status == 0 and not serving(folder), err
     (line,) = [line for line in err.splitlines() if "devices" in line]
     assert line.partition("[sglang 0] devices ")[2] in ("0,1, listens on 127.0.0.1", "1,0, listens on 127.0.0.1")
+
+
+@pytest.mark.slow
+def test_a_server_on_two_nodes_of_two_gpus_each_is_lost_with_one_of_them_and_started_again(folder, address):
+    """Ray has room for both of its processes on the second node alone: that they are two machines to SGLang is all that counts here."""
+    config = servers_config(
+        folder,
+        "nodes",
+        {"address": address, "trainer_gpus": 0, "start_timeout_s": 60.0, "private_network": True},
+        engine={"sglang": {"args": {"tp_size": 4, "nnodes": 2}}, "pool": {"restarts": 2}},
+    )
+    run = begin(config, PYTHONPATH=STANDIN, **PRIVATE)
+    log = folder / "nodes/metrics.jsonl"
+    try:
+        wait_for_lines(log, 2, run)
+        (head,) = serving(folder)
+        (follower,) = followers(folder)
+        follower.kill()
+        again = wait_until(lambda: [each for each in serving(folder) if each != head], "it was not started again")
+        wait_until(lambda: not left_of([head]), "the first node's process outlives the second's")
+        done = len(log.read_text().splitlines())
+        wait_for_lines(log, done + 2, run)
+        family = [*again, *followers(folder)]
+        run.kill()
+        wait_until(lambda: not left_of(family), "a server's process outlives the run")
+    finally:
+        for process in left_of([*serving(folder), *followers(folder)]):
+            process.kill()
+        _, _, err = ended(run)
+    devices = {line.partition("] ")[2] for line in err.splitlines() if "devices" in line}
+    assert devices == {"devices 0,1, listens on 127.0.0.2", "devices 2,3, listens on 127.0.0.2"}
+    assert "[sglang 0 node 1] node 1 of 2 at 127.0.0.2 meets at 127.0.0.2" in err
+
+
+def followers(folder: Path) -> list[psutil.Process]:
+    """Processes of a test's servers on nodes that do not answer, but for those that guard them."""
+    model = str(folder / "model")
+    found = ((each, words_of(each)) for each in psutil.process_iter())
+    return [each for each, words in found if words[1:3] == ["-m", "sglang.launch_server"] and model in words and ends_in(words, "1")]
+
+
+def ends_in(words: list[str], rank: str) -> bool:
+    return words[words.index("--node-rank") + 1] == rank

@@ -15,7 +15,7 @@ from whet.cluster.process import Command, OutputEnd, OutputLine, ProcessExit
 from whet.cluster.ray_engine import RayWorker
 from whet.cluster.ray_servers import RayHost
 from whet.engine.base import EngineFailed
-from whet.engine.servers.start import LOOPBACK
+from whet.engine.servers.hosts import LOOPBACK
 from whet.engine.workers.launch import HERE, LOOK_S, last_words
 
 COMMAND = Command(("-m", "nothing"), "{}")

@@ -14,8 +14,9 @@ from whet.check.budget import server_gpus
 from whet.engine.base import EngineFailed
 from whet.engine.servers.config import ServersConfig
 from whet.engine.servers.devices import Assignment, assign_devices, gpus_needed, trainer_devices, visible_devices
+from whet.engine.servers.hosts import LocalHost, local_host
 from whet.engine.servers.pool import sites_here
-from whet.engine.servers.start import LocalHost, ServerStarter, local_host
+from whet.engine.servers.start import ServerStarter
 from whet.engine.sglang.start import Sglang
 from whet.settings.rl import RunConfig
 

@@ -26,8 +26,9 @@ from whet.engine.pool.proof import _differences
 from whet.engine.pool.weights import WeightSync
 from whet.engine.publish import EnginePublisher, SyncError
 from whet.engine.servers.behind_router import ServersBehindRouter
+from whet.engine.servers.hosts import LOOPBACK, local_host
 from whet.engine.servers.pool import ServerSites, check_devices
-from whet.engine.servers.start import LOOPBACK, ServerAt, local_host
+from whet.engine.servers.start import ServerAt
 from whet.engine.sglang.broadcast import bucket_body, check_success, group_body, version_body
 from whet.engine.sglang.checksums import checksums_of
 from whet.engine.sglang.start import Sglang, no_broadcast

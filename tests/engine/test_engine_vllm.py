@@ -33,6 +33,7 @@ from whet.train.torch_native.config import TrainConfig
 from whet.transport.base import BroadcastTicket, DiskTicket
 from whet.transport.folder import FolderWriter
 from whet.types import Finish, Grammar, Proof, Request, SamplingParams
+from whet.types.columns import Ints
 
 PROMPT = (1, 2, 3)
 
@@ -297,6 +298,31 @@ def test_a_server_whose_engine_died_while_its_routes_answer_is_a_lost_one():
 
     assert all(reply.tokens == expected() for reply in run(asked())) and len(pool.servers) == 2
     assert "EngineCore encountered an issue" in pool.incidents[0].cause
+
+
+@pytest.mark.parametrize("calls", [["pause"], ["pause", "resume"], ["score"], ["pause", "score"]])
+def test_a_server_that_shuts_down_is_lost_whatever_is_asked_of_it(calls):
+    """One that lives and answers an error is not: another in its place would do no better."""
+
+    async def asked(*failing):
+        server = FakeVllm(model())
+        member = member_of(server)
+        await member.resume()
+        server.failing |= dict.fromkeys(failing, 503)
+        arguments = {"score": (Ints(PROMPT),)}
+        try:
+            for call in calls:
+                await getattr(member, call)(*arguments.get(call, ()))
+        finally:
+            member.stop()
+            server.die()
+
+    routes = ["/pause", "/resume", "/inference/v1/generate"]
+    with pytest.raises(EngineLost, match=r"HTTP 503.*; and .*/health"):
+        run(asked(*routes, "/health"))
+    with pytest.raises(EngineFailed, match="HTTP 503") as lives:
+        run(asked(*routes))
+    assert not isinstance(lives.value, EngineLost)
 
 
 def publisher(pool):
@@ -596,7 +622,7 @@ def test_a_server_that_ends_as_it_starts_says_why(tmp_path):
 
 
 def test_a_start_that_nobody_waits_for_ends_the_process(tmp_path, monkeypatch):
-    monkeypatch.setattr("whet.engine.servers.start.END_S", 0.1)
+    monkeypatch.setattr("whet.engine.servers.hosts.END_S", 0.1)
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     script.chmod(0o755)

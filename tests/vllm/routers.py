@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.vllm.servers import python
-from whet.engine.servers.start import answers, free_port
+from whet.engine.servers.hosts import free_port
+from whet.engine.servers.start import answers
 
 MANUAL = ["--policy", "manual", "--assignment-mode", "min_group"]
 STICKY = {"smg": MANUAL, "sglang_router": MANUAL, "vllm_router": ["--policy", "sticky_least_loaded"]}

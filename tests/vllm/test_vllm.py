@@ -31,10 +31,11 @@ from whet.engine.pool.member import Slot
 from whet.engine.pool.pool import EnginePool, breaker_of
 from whet.engine.pool.weights import WeightSync
 from whet.engine.publish import EnginePublisher, SyncError
+from whet.engine.servers.hosts import StartedServer, free_port
 from whet.engine.servers.http import HttpServer
 from whet.engine.servers.member import ServerMember
 from whet.engine.servers.pool import direct_names
-from whet.engine.servers.start import ServerAddress, StartedServer, answers, free_port
+from whet.engine.servers.start import ServerAddress, answers
 from whet.engine.vllm.start import Vllm
 from whet.model.causal import load_causal
 from whet.model.config import ModelConfig

@@ -26,8 +26,8 @@ from whet.engine.pool.config import PoolConfig
 from whet.engine.pool.member import OnIncident
 from whet.engine.pool.pool import print_incident
 from whet.engine.servers.config import ServersConfig
+from whet.engine.servers.hosts import local_host
 from whet.engine.servers.pool import Servers, ServerSites, servers_engine, sites_here
-from whet.engine.servers.start import local_host
 from whet.engine.workers.copies import EngineCopies
 from whet.engine.workers.launch import Launcher
 from whet.model.causal import CausalModel, pick_device

@@ -14,8 +14,8 @@ from whet.cluster.process import Command
 from whet.cluster.ray_engine import EngineBundles, RayWorker, engine_bundles, passed_on, place_of_agent, title_of
 from whet.engine.base import EngineFailed
 from whet.engine.servers.devices import VISIBLE
+from whet.engine.servers.hosts import END_S, LOOPBACK, StartedProcess
 from whet.engine.servers.pool import ServerSites
-from whet.engine.servers.start import END_S, LOOPBACK, StartedProcess
 
 T = TypeVar("T")
 
@@ -57,6 +57,7 @@ class RayHost:
         self._devices = {VISIBLE: devices[bundles.place(name)]} if devices else {}
         place = place_of_agent(self._ray, self._agent, name, config.start_timeout_s, given_up)
         self.title = title_of(place)
+        self.node_address = place.address
         self.address = LOOPBACK if place.node == bundles.here else place.address
         if self.address != LOOPBACK and not config.private_network:
             self.close()
@@ -69,8 +70,8 @@ class RayHost:
     def find(self, program: str) -> str | None:
         return self._asked(lambda: self._agent.find.remote(program))
 
-    def free_port(self) -> int:
-        return self._asked(lambda: self._agent.free_port.remote(self.address))
+    def free_port(self, address: str) -> int:
+        return self._asked(lambda: self._agent.free_port.remote(address))
 
     def lacks(self, path: Path) -> bool:
         return not self._asked(lambda: self._agent.exists.remote(str(path)))

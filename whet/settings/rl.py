@@ -205,6 +205,12 @@ class RunConfig(BaseRunConfig):
             if self.engine.takes_adapters and (self.train.lora is None or self.engine.quantization is not None):
                 why = "there is no adapter without train.lora" if self.train.lora is None else "engine.quantization sends whole weights"
                 raise ValueError(f"engine.vllm.args: enable_lora has servers take the adapter alone, and {why}: leave it out")
+            if self.engine.nodes_each > 1 and not self.cluster.private_network:
+                raise ValueError(
+                    f"engine.{self.engine.name}.args: nnodes has each server on {self.engine.nodes_each} nodes, and its processes talk "
+                    "without a key: set cluster.backend=ray, which places them, and cluster.private_network=true if trusted machines "
+                    "alone reach the nodes"
+                )
         if self.engine.urls:
             refuse_unread(self.cluster, ENGINE_KEYS, "(cluster) with servers that run already (engine.urls)", "leave it out")
         elif not self.engine.num_servers:
@@ -252,8 +258,9 @@ class RunConfig(BaseRunConfig):
 
     @property
     def engine_places(self) -> tuple[int, int]:
-        """Number of processes and servers of the engine that a cluster places, and the GPUs that each of them computes on."""
-        return self.num_engines_apart + self.engine.num_started, self.engine.gpus_each
+        """Number of the engine's processes that a cluster places, a server's on each of its nodes, and the GPUs that each computes on."""
+        nodes = self.engine.nodes_each
+        return self.num_engines_apart + self.engine.num_started * nodes, self.engine.gpus_each // nodes
 
     @property
     def auxiliary(self) -> Mapping[str, CriticConfig | ReferenceConfig | TeacherConfig | None]:

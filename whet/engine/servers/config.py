@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, model_validator
 
 from whet.config import Config, refuse_unread
-from whet.engine.servers.devices import gpus_needed
+from whet.engine.servers.devices import gpus_needed, nodes_needed
 
 MAX_RUNNING = 256
 """Requests that a server runs at a time unless its arguments say another number."""
@@ -85,6 +85,11 @@ class ServersConfig(Config):
         return gpus_needed(self.name, self.args) if self.num_started else 1
 
     @property
+    def nodes_each(self) -> int:
+        """Nodes that each of the servers that whet starts is on, a process on each."""
+        return nodes_needed(self.name, self.args) if self.num_started else 1
+
+    @property
     def max_running(self) -> int:
         """Requests that all servers run at a time."""
         asked = self.args.get("max_num_seqs" if self.name == "vllm" else "max_running_requests")
@@ -100,7 +105,7 @@ class ServersConfig(Config):
             refuse_unread(self, ["router"], "(engine) without engine.urls", "name the servers behind the router in engine.urls")
         if self.urls:
             refuse_unread(self, ["servers", "python", self.name], "(engine) with servers that run already (engine.urls)", "leave them out")
-        gpus_needed(self.name, self.args)  # reads the sizes: a wrong one is an error of the settings
+        nodes_needed(self.name, self.args)  # reads the sizes: a wrong one is an error of the settings
         other = "sglang" if self.name == "vllm" else "vllm"
         refuse_unread(self, [other], f"(engine) with engine.name={self.name!r}", "leave it out")
         return self

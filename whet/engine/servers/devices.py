@@ -26,6 +26,18 @@ def plain_names(args: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("-", "_").lstrip("_"): value for name, value in args.items()}
 
 
+def nodes_needed(kind: str, args: Mapping[str, Any]) -> int:
+    """Number of nodes that a server is on, with as many GPUs on each.
+
+    Raises:
+        ValueError: if it is no positive whole number, or does not divide the number of GPUs.
+    """
+    count, gpus = _size(kind, plain_names(args), ("nnodes",)), gpus_needed(kind, args)
+    if gpus % count:
+        raise ValueError(f"engine.{kind}.args: a server of {gpus} GPUs cannot be on {count} nodes (nnodes): set sizes that {count} divides")
+    return count
+
+
 def gpus_needed(kind: str, args: Mapping[str, Any]) -> int:
     """Number of GPUs that a server computes on.
 
@@ -49,7 +61,8 @@ def _size(kind: str, named: Mapping[str, Any], names: Collection[str]) -> int:
     for given, value in named.items():
         if any(name.startswith(given) for name in names):
             if not str(value).isdecimal() or int(value) < 1:
-                raise ValueError(f"engine.{kind}.args: {given}={value!r} is no number of processes; set a whole number of 1 or more")
+                what = "nodes" if "nnodes" in names else "processes"
+                raise ValueError(f"engine.{kind}.args: {given}={value!r} is no number of {what}; set a whole number of 1 or more")
             return int(value)
     return 1
 

@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Protocol
 
 from whet.engine.base import Capabilities, EngineFailed, EngineHealth, EngineLost, EngineRefused, StaleCache
@@ -125,35 +125,41 @@ class ServerMember:
     async def _read(self, reply: ServedReply, chunks: asyncio.Queue[Chunk | None]) -> None:
         """Put a reply's chunks into a queue, and None behind them, whatever ends them."""
         try:
-            num_empty = 0
-            while num_empty < EMPTY_ATTEMPTS:
-                rest = reply.rest
-                if rest is None or not await self._may_begin(reply):
-                    chunks.put_nowait(reply.chunk(self._version, Finish.LENGTH if rest is None else Finish.ABORT))
-                    return
-                num_sampled = 0
-                async with aclosing(self._attempt(rest, reply)) as found:
-                    async for chunk in found:
-                        num_sampled += len(chunk.tokens)
-                        chunks.put_nowait(chunk)
-                        if chunk.finish is not None:
-                            return
-                num_empty = num_empty + 1 if num_sampled == 0 and self._open.is_set() else 0
-            raise EngineFailed(f"{self.name} ended request {reply.request.id} {num_empty} times without a token, and nobody asked it to")
-        except EngineLost:
-            raise
-        except EngineFailed as error:
-            await self._check_alive(error)
-            raise
+            async with self._while_alive():
+                await self._read_attempts(reply, chunks)
         finally:
             chunks.put_nowait(None)
 
-    async def _check_alive(self, error: EngineFailed) -> None:
-        """Raises EngineLost if the server's own health says that an error was its end: its routes outlive its engine for a while."""
+    async def _read_attempts(self, reply: ServedReply, chunks: asyncio.Queue[Chunk | None]) -> None:
+        num_empty = 0
+        while num_empty < EMPTY_ATTEMPTS:
+            rest = reply.rest
+            if rest is None or not await self._may_begin(reply):
+                chunks.put_nowait(reply.chunk(self._version, Finish.LENGTH if rest is None else Finish.ABORT))
+                return
+            num_sampled = 0
+            async with aclosing(self._attempt(rest, reply)) as found:
+                async for chunk in found:
+                    num_sampled += len(chunk.tokens)
+                    chunks.put_nowait(chunk)
+                    if chunk.finish is not None:
+                        return
+            num_empty = num_empty + 1 if num_sampled == 0 and self._open.is_set() else 0
+        raise EngineFailed(f"{self.name} ended request {reply.request.id} {num_empty} times without a token, and nobody asked it to")
+
+    @asynccontextmanager
+    async def _while_alive(self) -> AsyncIterator[None]:
+        """Turn an error into EngineLost if the server's own health says that it was its end: its routes outlive its engine for a while."""
         try:
-            await asyncio.wait_for(self._wire.health(), HEALTH_S)
-        except (EngineFailed, EngineRefused, TimeoutError) as dead:
-            raise EngineLost(f"{error}; and {dead}") from error
+            yield
+        except EngineLost:
+            raise
+        except EngineFailed as error:
+            try:
+                await asyncio.wait_for(self._wire.health(), HEALTH_S)
+            except (EngineFailed, EngineRefused, TimeoutError) as dead:
+                raise EngineLost(f"{error}; and {dead}") from error
+            raise
 
     async def _may_begin(self, reply: ServedReply) -> bool:
         """Wait for the gate, and for a server that sleeps; False: the request was aborted meanwhile."""
@@ -244,7 +250,7 @@ class ServerMember:
         """As `Engine.score`, at temperature 1 alone: servers have no other log-probs of a prompt."""
         if temperature != 1.0:
             raise EngineRefused(f"{self._wire.kind} scores tokens at temperature 1 alone, not {temperature}")
-        async with self._changing:
+        async with self._while_alive(), self._changing:
             was_paused = self._paused_there is True
             await self._resume_there()  # a paused server answers nothing
             scored = await self._wire.score(tokens, top_logprobs, self._new_id())
@@ -257,7 +263,7 @@ class ServerMember:
     async def pause(self) -> None:
         """As `Engine.pause`."""
         self._open.clear()
-        async with self._changing:
+        async with self._while_alive(), self._changing:
             await self._pause_there()
             while self._num_streams:  # the last words of what was aborted
                 self._server.check_cut()
@@ -266,7 +272,7 @@ class ServerMember:
 
     async def resume(self) -> None:
         """As `Engine.resume`."""
-        async with self._changing:
+        async with self._while_alive(), self._changing:
             await self._resume_there()
         self._open.set()
 
@@ -283,14 +289,15 @@ class ServerMember:
     async def flush(self) -> None:
         """As `Engine.flush`."""
         deadline = time.monotonic() + RESET_S
-        while not await self._wire.flush():
-            if time.monotonic() > deadline:
-                raise EngineFailed(f"{self.name} did not let go of its prefix cache within {RESET_S:g} s")
-            await asyncio.sleep(LOOK_S)
+        async with self._while_alive():
+            while not await self._wire.flush():
+                if time.monotonic() > deadline:
+                    raise EngineFailed(f"{self.name} did not let go of its prefix cache within {RESET_S:g} s")
+                await asyncio.sleep(LOOK_S)
 
     async def sleep(self) -> None:
         """As `Engine.sleep`."""
-        async with self._changing:
+        async with self._while_alive(), self._changing:
             if not self._asleep:
                 await self._wire.sleep()
                 self._asleep = True

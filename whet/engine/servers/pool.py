@@ -21,9 +21,10 @@ from whet.engine.pool.weights import WeightSync
 from whet.engine.servers.behind_router import ServersBehindRouter
 from whet.engine.servers.config import ServersConfig
 from whet.engine.servers.devices import VISIBLE, assign_devices, chosen_by_user, trainer_devices, visible_devices
+from whet.engine.servers.hosts import LOOPBACK, LocalHost, ServerHosts, local_host
 from whet.engine.servers.kinds import KINDS
 from whet.engine.servers.member import ServerMember
-from whet.engine.servers.start import LOOPBACK, LocalHost, ServerAt, ServerHosts, ServerStarter, local_host
+from whet.engine.servers.start import ServerAt, ServerStarter
 from whet.engine.vllm.start import LORA_ARGS, RANKS, Vllm
 from whet.model.causal import CausalModel
 from whet.model.config import LoraConfig
@@ -92,6 +93,7 @@ class Servers:
                 direct_names=direct,
                 timeout_s=pool.start_timeout_s,
                 hosts=hosts,
+                num_nodes=self.config.nodes_each,
                 versions=versions,
             )
             for name in names

@@ -6,14 +6,11 @@ import json
 import os
 import re
 import secrets
-import shutil
-import socket
-import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,19 +19,13 @@ from typing import Any, Protocol
 
 from whet.engine.base import EngineFailed
 from whet.engine.embedded.stops import Decode
-from whet.engine.servers import guard
-from whet.engine.servers.devices import VISIBLE, plain_names
+from whet.engine.servers.devices import plain_names
+from whet.engine.servers.hosts import LOOPBACK, ProcessesOfNodes, ServerHost, ServerHosts, StartedProcess, local_host
 from whet.engine.servers.http import KEY, HttpServer
-from whet.engine.servers.member import ServerMember, ServerProcess
+from whet.engine.servers.member import ServerMember
 from whet.engine.servers.wire import Wire
-from whet.engine.workers.launch import LocalWorker
-from whet.runfolder.child_environment import child_environment
-from whet.runfolder.stacks import spied
 
-LOOPBACK = "127.0.0.1"
 POLL_S = 0.2
-END_S = 15.0
-"""For a server to end by itself."""
 ASK_S = 10.0
 """For a server to answer a question about itself."""
 TIMEOUT = "engine.pool.start_timeout_s"
@@ -58,6 +49,20 @@ class ServerAddress:
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class ServerNode:
+    """One of the nodes of a server that computes on several, a process on each."""
+
+    rank: int
+    """Number of the node; the first, 0, answers requests."""
+    address: str
+    """Address by which the other nodes reach it."""
+    meeting: ServerAddress
+    """Address at which all processes meet; on the first node."""
+    seed: int
+    """Seed of the noise, the same for all nodes of a server."""
+
+
 class ServerKind(Protocol):
     """A kind of server: its command line, and its routes."""
 
@@ -68,22 +73,25 @@ class ServerKind(Protocol):
     own_routes: bool
     """Such servers take a broadcast of weights by routes of their own (`ServerBroadcastTicket`)."""
 
-    def command(self, folder: Path, at: ServerAddress, dtype: str, args: Mapping[str, Any]) -> list[str]:
-        """Module and arguments of a server.
+    def command(
+        self, folder: Path, at: ServerAddress, dtype: str, args: Mapping[str, Any], node: ServerNode | None = None
+    ) -> list[str]:
+        """Module and arguments of a server's process.
 
         Args:
             folder: the model's.
             at: address that it listens on.
             dtype: type of its computation, unless `args` has one.
             args: further arguments by the server's names.
+            node: node of the process, of a server on several; None: it is the server's only one.
 
         Raises:
             ValueError: if one of them is whet's to set.
         """
         ...
 
-    def environment(self, at: ServerAddress) -> dict[str, str]:
-        """Variables of the process of a server that listens on an address."""
+    def environment(self, at: ServerAddress, node: ServerNode | None = None) -> dict[str, str]:
+        """Variables of the process of a server that listens on an address; `node` as in `command`."""
         ...
 
     def why(self, lines: Sequence[str]) -> str:
@@ -146,141 +154,6 @@ def flags(name: str, value: Any) -> list[str]:
             return [flag, str(value)]
 
 
-class StartedProcess(ServerProcess, Protocol):
-    """The process of a server that was started, wherever it runs."""
-
-    @property
-    def ended(self) -> str | None:
-        """The manner of its end; None: it runs."""
-        ...
-
-    def last_lines(self) -> list[str]:
-        """Its last lines of output, the newest last."""
-        ...
-
-
-class ServerHost(Protocol):
-    """A machine that a server is started on."""
-
-    @property
-    def title(self) -> str:
-        """Its name in messages."""
-        ...
-
-    @property
-    def address(self) -> str:
-        """Address on which the server listens, and is reached from here; `LOOPBACK`: it is this machine."""
-        ...
-
-    def find(self, program: str) -> str | None:
-        """Path of a program there; None: there is none."""
-        ...
-
-    def free_port(self) -> int:
-        """A port of the address on which nobody listens."""
-        ...
-
-    def lacks(self, path: Path) -> bool:
-        """True if a file or folder of this machine is not there."""
-        ...
-
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> StartedProcess:
-        """Start a server.
-
-        Args:
-            name: before each line of its output.
-            command: a Python there, and its arguments.
-            environment: variables in addition to those that any process of a run has.
-
-        Raises:
-            EngineFailed: if it cannot be started.
-        """
-        ...
-
-    def close(self) -> None:
-        """Give up a host on which no server runs."""
-        ...
-
-
-ServerHosts = Callable[[str, threading.Event], ServerHost]
-"""Finds the host of a server, by its name, each time that it is started. Raises EngineFailed if there is none, or the event is set: nobody
-waits for it any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalHost:
-    """This machine."""
-
-    devices: tuple[str, ...] = ()
-    """GPUs of the server; empty: those of this process."""
-    title = "this machine"
-    address = LOOPBACK
-
-    def find(self, program: str) -> str | None:
-        return shutil.which(program)
-
-    def free_port(self) -> int:
-        return free_port()
-
-    def lacks(self, path: Path) -> bool:
-        return not path.exists()
-
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> StartedServer:
-        devices = {VISIBLE: ",".join(self.devices)} if self.devices else {}
-        return StartedServer(name, command, {**environment, **devices})
-
-    def close(self) -> None:
-        pass
-
-
-def local_host(name: str, given_up: threading.Event) -> LocalHost:
-    """This machine, with the GPUs of this process, for every server (`ServerHosts`)."""
-    return LocalHost()
-
-
-class StartedServer:
-    """A server's process, and its engine's.
-
-    Args:
-        name: before each line of its output.
-        command: a Python, and its arguments.
-        environment: variables in addition to those that any process of a run has.
-    """
-
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        guarded = [command[0], guard.__file__, *command]
-        child = subprocess.Popen(
-            guarded, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=child_environment(environment)
-        )
-        self._child, self._worker = child, LocalWorker(name, child)
-
-    @property
-    def ended(self) -> str | None:
-        """The manner of its end; None: it runs."""
-        status = self._worker.ended(0)
-        return None if status is None else status.words
-
-    def last_lines(self) -> list[str]:
-        return self._worker.last_lines()
-
-    def stacks(self) -> str:
-        return "" if self._child.poll() is not None else spied(self._child.pid)
-
-    def kill(self) -> None:
-        """End it, and its engine. Any thread."""
-        if self._child.stdin is not None:
-            self._child.stdin.close()
-        try:
-            self._child.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-    def stop(self) -> None:
-        self._worker.mute()  # its last words are of its own threads
-        self.kill()
-
-
 @dataclass(frozen=True, slots=True)
 class ServerStarter:
     """Starts a server, again and again. Its `__call__` may run in any thread."""
@@ -298,24 +171,21 @@ class ServerStarter:
     timeout_s: float
     """For the server to be ready."""
     hosts: ServerHosts = local_host
-    """Finds the machine that it is started on."""
+    """Finds the machine that it is started on; each of its machines, if there are several."""
     versions: Path | None = None
     """Folder of the versions that it is to load; None: weights come over the network."""
+    num_nodes: int = 1
 
     def __call__(self, given_up: threading.Event) -> ServerMember:
-        host = self.hosts(self.name, given_up)
+        hosts: list[ServerHost] = []
         try:
-            self._check_folders(host)
-            python = host.find(self.python)
-            if python is None:
-                there = f"there is no {self.python} on {host.title}; name the Python of an environment that has {self.kind.title}"
-                raise EngineFailed(f"engine.python: {there}")
-            key = None if host.address == LOOPBACK else secrets.token_urlsafe(32)
-            at = ServerAddress(host.free_port(), host.address, key)
-            command = self.kind.command(self.folder.absolute(), at, self.dtype, self.args)
-            process = host.start(self.name, [python, "-m", *command], self.kind.environment(at))
-        except BaseException:  # raised again, whatever it is: nobody else ends the host
-            host.close()
+            for name in self._process_names:
+                hosts.append(self.hosts(name, given_up))
+                self._check_folders(hosts[-1])
+            at, process = self._started(hosts)
+        except BaseException:  # raised again, whatever it is: nobody else ends the hosts
+            for host in hosts:
+                host.close()
             raise
         try:
             server = HttpServer(self.name, at.url, at.key)
@@ -324,6 +194,34 @@ class ServerStarter:
         except BaseException:
             process.kill()
             raise
+
+    @property
+    def _process_names(self) -> list[str]:
+        return [self.name, *(f"{self.name} node {rank}" for rank in range(1, self.num_nodes))]
+
+    def _started(self, hosts: Sequence[ServerHost]) -> tuple[ServerAddress, StartedProcess]:
+        """Start a process on each node. The first one's address, and all as one."""
+        head = hosts[0]
+        key = None if head.address == LOOPBACK else secrets.token_urlsafe(32)
+        addresses = [ServerAddress(host.free_port(host.address), host.address, key) for host in hosts]
+        nodes: list[ServerNode | None] = [None]
+        if len(hosts) > 1:
+            meeting, seed = ServerAddress(head.free_port(head.node_address), head.node_address), secrets.randbelow(2**31)
+            nodes = [ServerNode(rank, host.node_address, meeting, seed) for rank, host in enumerate(hosts)]
+        processes: list[StartedProcess] = []
+        try:
+            for name, host, at, node in zip(self._process_names, hosts, addresses, nodes, strict=True):
+                python = host.find(self.python)
+                if python is None:
+                    there = f"there is no {self.python} on {host.title}; name the Python of an environment that has {self.kind.title}"
+                    raise EngineFailed(f"engine.python: {there}")
+                command = self.kind.command(self.folder.absolute(), at, self.dtype, self.args, node)
+                processes.append(host.start(name, [python, "-m", *command], self.kind.environment(at, node)))
+        except BaseException:
+            for process in processes:
+                process.kill()
+            raise
+        return addresses[0], processes[0] if len(processes) == 1 else ProcessesOfNodes(processes)
 
     def _check_folders(self, host: ServerHost) -> None:
         """Raises EngineFailed if the host does not have the folders of the model and of new versions as this machine has them."""
@@ -412,11 +310,6 @@ def answers(url: str) -> bool:
 
 def _no_proxy() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def reason(kind: ServerKind, lines: Sequence[str], module: str) -> str:

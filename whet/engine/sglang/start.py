@@ -9,7 +9,7 @@ from typing import Any
 
 from whet.engine.base import EngineFailed
 from whet.engine.servers.http import HttpServer
-from whet.engine.servers.start import ServerAddress, ask, command_line, reason
+from whet.engine.servers.start import ServerAddress, ServerNode, ask, command_line, reason
 from whet.engine.servers.wire import Served
 from whet.engine.sglang.routes import SglangWire
 
@@ -18,7 +18,7 @@ OWN_ARGS = {"incremental_streaming_output": True}
 SIZES = ("tp_size", "pp_size", "dp_size")
 DTYPES = {name: name for name in ("float32", "float16", "bfloat16")} | {"float": "float32", "half": "float16"}
 """Types by the names of SGLang's argument `dtype`. `auto` tells none."""
-FIXED = {"model_path", "model", "host", "port", "api_key", "admin_api_key", *OWN_ARGS}
+FIXED = {"model_path", "model", "host", "port", "api_key", "admin_api_key", "node_rank", "dist_init_addr", "nccl_init_addr", *OWN_ARGS}
 
 
 class Sglang:
@@ -27,15 +27,20 @@ class Sglang:
     name, title = "sglang", "SGLang"
     own_routes = True
 
-    def command(self, folder: Path, at: ServerAddress, dtype: str, args: Mapping[str, Any]) -> list[str]:
+    def command(
+        self, folder: Path, at: ServerAddress, dtype: str, args: Mapping[str, Any], node: ServerNode | None = None
+    ) -> list[str]:
         """As `ServerKind.command`. SGLang reads keys from its command line alone; with both, every route asks for one."""
         keys = {} if at.key is None else {"api_key": at.key, "admin_api_key": at.key}
         every = {"model_path": str(folder), "host": at.host, "port": at.port, "dtype": dtype, "log_level": "warning", **OWN_ARGS, **keys}
+        if node is not None:
+            every |= {"node_rank": node.rank, "dist_init_addr": node.meeting.url.removeprefix("http://")}
         return [SERVER, *command_line(self, every, FIXED, args)]
 
-    def environment(self, at: ServerAddress) -> dict[str, str]:
+    def environment(self, at: ServerAddress, node: ServerNode | None = None) -> dict[str, str]:
         """As `ServerKind.environment`, with the `SGLANG_` variables of this process."""
-        return {name: value for name, value in os.environ.items() if name.startswith(("SGLANG_", "SGL_"))}
+        passed = {name: value for name, value in os.environ.items() if name.startswith(("SGLANG_", "SGL_"))}
+        return passed if node is None else {**passed, "SGLANG_HOST_IP": node.address}
 
     def why(self, lines: Sequence[str]) -> str:
         return reason(self, lines, "sglang")

@@ -11,11 +11,13 @@ from typing import Any
 
 from whet.engine.base import EngineFailed
 from whet.engine.servers.http import HttpServer
-from whet.engine.servers.start import ServerAddress, ask, command_line, reason
+from whet.engine.servers.start import ServerAddress, ServerNode, ask, command_line, reason
 from whet.engine.servers.wire import Served
 from whet.engine.vllm.routes import ADAPTER, GENERATE, LOAD_ADAPTER, VllmWire
 
 SERVER = "vllm.entrypoints.openai.api_server"
+FOLLOWER = "whet_vllm.headless"
+"""Runs the processes on a server's other nodes: `vllm serve --headless`."""
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 """Development routes are those of weight updates, and vLLM's key does not protect them: a server listens on loopback, or where the user
 says that the network is private."""
@@ -30,7 +32,7 @@ OWN_ARGS = {
     "worker_extension_cls": "whet_vllm.WorkerExtension",
 }
 """Arguments without which log-probs, tokens or weights would be others than whet counts on."""
-FIXED = {"model", "host", "port", "api_key", *OWN_ARGS}
+FIXED = {"model", "host", "port", "api_key", "node_rank", "master_addr", "master_port", "headless", *OWN_ARGS}
 NEEDED = {
     GENERATE: "start it with --enable-scale-out",
     "/pause": "start it with VLLM_SERVER_DEV_MODE=1 in its environment, reachable for trusted machines alone",
@@ -56,16 +58,24 @@ class Vllm:
     def __init__(self, *, adapters: bool = False) -> None:
         self._adapters = adapters
 
-    def command(self, folder: Path, at: ServerAddress, dtype: str, args: Mapping[str, Any]) -> list[str]:
+    def command(
+        self, folder: Path, at: ServerAddress, dtype: str, args: Mapping[str, Any], node: ServerNode | None = None
+    ) -> list[str]:
         """As `ServerKind.command`, with a seed of its own: servers of one seed draw the same noise."""
-        every = {"model": str(folder), "host": at.host, "port": at.port, "dtype": dtype, "seed": secrets.randbelow(2**31), **OWN_ARGS}
-        return [SERVER, *command_line(self, every, FIXED, args)]
+        every = {"dtype": dtype, "seed": secrets.randbelow(2**31) if node is None else node.seed, **OWN_ARGS}
+        if node is not None:
+            every |= {"node_rank": node.rank, "master_addr": node.meeting.host, "master_port": node.meeting.port}
+        line = command_line(self, every, FIXED, args)
+        if node is not None and node.rank:
+            return [FOLLOWER, str(folder), "--headless", *line]
+        return [SERVER, "--model", str(folder), "--host", at.host, "--port", str(at.port), *line]
 
-    def environment(self, at: ServerAddress) -> dict[str, str]:
+    def environment(self, at: ServerAddress, node: ServerNode | None = None) -> dict[str, str]:
         """As `ServerKind.environment`, with the `VLLM_` variables of this process, but for a key: the server's own is `at`'s."""
         passed = {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and name != KEY}
         adapters = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self._adapters else {}
-        return {**ENVIRONMENT, **adapters, **passed, **({} if at.key is None else {KEY: at.key})}
+        own = {} if node is None else {"VLLM_HOST_IP": node.address}
+        return {**ENVIRONMENT, **adapters, **passed, **own, **({} if at.key is None else {KEY: at.key})}
 
     def why(self, lines: Sequence[str]) -> str:
         if MISSING_PLUGIN.search("\n".join(lines)):
