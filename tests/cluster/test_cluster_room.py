@@ -89,7 +89,7 @@ def test_servers_of_a_run_are_placed_with_their_gpus():
     [
         ({"layout": "disaggregate"}, {"name": "vllm", "urls": ["http://a:1"]}, "layout=.*no effect .cluster. with servers that run"),
         ({"private_network": True}, {"name": "vllm", "urls": ["http://a:1"]}, "private_network=.*no effect"),
-        ({}, {"name": "vllm", "vllm": {"args": {"nnodes": 2, "tensor_parallel_size": 4}}}, r"nnodes has each server on 2 nodes.*private_network=true if trusted"),
+        ({}, {"name": "vllm", "vllm": {"args": {"nnodes": 2, "tensor_parallel_size": 4}}}, r"on 2 nodes.*private_network=true if"),
         ({}, {"name": "vllm", "vllm": {"args": {"nnodes": 2}}}, r"a server of 1 GPUs cannot be on 2 nodes \(nnodes\): set sizes"),
         ({}, {"name": "sglang", "sglang": {"args": {"nnodes": 0}}}, r"engine.sglang.args: nnodes=0 is no number of nodes; set a whole"),
         ({"private_network": True}, {}, r"private_network=.* no effect \(cluster\) with engine.name='embedded'; set engine.name=vllm or"),
