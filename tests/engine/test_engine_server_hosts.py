@@ -77,7 +77,7 @@ def test_a_server_on_another_machine_listens_there_and_has_a_key_of_its_own(tmp_
     host = Host()
     start(host, tmp_path, Vllm(), tmp_path)
     (python, dash, module, *words), environment = host.started
-    assert (python, dash, module) == ("/there/python", "-m", "vllm.entrypoints.openai.api_server")
+    assert (python, dash, module) == ("/there/python", "-m", "whet_vllm.serve")
     assert words[words.index("--host") + 1] == "127.0.0.2" and words[words.index("--port") + 1] == "80"
     key = environment["VLLM_API_KEY"]
     assert len(key) > 20 and key not in words, "other users read command lines"
@@ -160,8 +160,8 @@ def test_the_processes_of_vllm_on_two_nodes_meet_at_the_first_and_draw_the_same_
     (head, environment), (other, of_other) = started(
         Vllm(), tmp_path, [(LOOPBACK, "10.0.0.1"), ("10.0.0.2", "10.0.0.2")], tensor_parallel_size=2
     )
-    assert head.startswith(f"/there/python -m vllm.entrypoints.openai.api_server --model {tmp_path} --host 127.0.0.1 --port 80 ")
-    assert other.startswith(f"/there/python -m whet_vllm.headless {tmp_path} --headless ") and "--port" not in other
+    assert head.startswith(f"/there/python -m whet_vllm.serve {tmp_path} --host 127.0.0.1 --port 80 ")
+    assert other.startswith(f"/there/python -m whet_vllm.serve {tmp_path} --headless ") and "--port" not in other
     for rank, words in enumerate((head, other)):
         assert f"--node-rank {rank} --master-addr 10.0.0.1 --master-port 81" in words and "--nnodes 2" in words
     assert head.partition("--seed ")[2].split()[0] == other.partition("--seed ")[2].split()[0]

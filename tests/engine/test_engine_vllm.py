@@ -587,7 +587,8 @@ def test_the_command_line_of_a_server_has_vllms_own_names(tmp_path):
 
 def test_why_a_server_did_not_start():
     assert "engine.python" in Vllm().why(["Traceback", "ModuleNotFoundError: No module named 'vllm'"])
-    assert "lacks the package whet-vllm" in Vllm().why(["ModuleNotFoundError: No module named 'whet_vllm'"])
+    for without in ("ModuleNotFoundError: No module named 'whet_vllm'", "python: No module named whet_vllm.serve"):
+        assert "install the package whet-vllm there" in Vllm().why([without])
     usage = "usage: api_server.py [--tensor-parallel-size X] [--max-model-len X]"
     words = Vllm().why([usage, "api_server.py: error: unrecognized arguments: --tensor-paralel-size 2"])
     assert words == "engine.vllm.args: the installed vLLM has no --tensor-paralel-size; it has --tensor-parallel-size"
@@ -617,7 +618,7 @@ def test_a_python_that_is_not_there_is_named(tmp_path):
 
 
 def test_a_server_that_ends_as_it_starts_says_why(tmp_path):
-    with pytest.raises(EngineFailed, match=r"has no vLLM|No module named"):
+    with pytest.raises(EngineFailed, match=r"engine.python has no whet-vllm; name the Python of vLLM's environment"):
         starter(tmp_path, sys.executable)(threading.Event())
 
 

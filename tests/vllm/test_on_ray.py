@@ -27,7 +27,7 @@ def listening(folder, run):
                 words, environment = process.cmdline(), process.environ()
             except psutil.Error:
                 continue
-            if words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and str(folder / "model") in words:
+            if words[1:3] == ["-m", "whet_vllm.serve"] and str(folder / "model") in words:
                 host, port = (words[words.index(name) + 1] for name in ("--host", "--port"))
                 if answers(f"http://{host}:{port}/health"):
                     return words, environment, host, port

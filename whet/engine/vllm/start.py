@@ -15,9 +15,8 @@ from whet.engine.servers.start import ServerAddress, ServerNode, ask, command_li
 from whet.engine.servers.wire import Served
 from whet.engine.vllm.routes import ADAPTER, GENERATE, LOAD_ADAPTER, VllmWire
 
-SERVER = "vllm.entrypoints.openai.api_server"
-FOLLOWER = "whet_vllm.headless"
-"""Runs the processes on a server's other nodes: `vllm serve --headless`."""
+SERVER = "whet_vllm.serve"
+"""Runs `vllm serve`."""
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 """Development routes are those of weight updates, and vLLM's key does not protect them: a server listens on loopback, or where the user
 says that the network is private."""
@@ -32,7 +31,7 @@ OWN_ARGS = {
     "worker_extension_cls": "whet_vllm.WorkerExtension",
 }
 """Arguments without which log-probs, tokens or weights would be others than whet counts on."""
-FIXED = {"model", "host", "port", "api_key", "node_rank", "master_addr", "master_port", "headless", *OWN_ARGS}
+FIXED = {"model", "host", "port", "api_key", "node_rank", "master_addr", "master_port", "headless", "api_server_count", *OWN_ARGS}
 NEEDED = {
     GENERATE: "start it with --enable-scale-out",
     "/pause": "start it with VLLM_SERVER_DEV_MODE=1 in its environment, reachable for trusted machines alone",
@@ -42,7 +41,7 @@ LORA_ARGS = ("enable_lora", "max_lora_rank")
 """Arguments without which vLLM takes no adapters."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `max_lora_rank` that vLLM knows."""
-MISSING_PLUGIN = re.compile(r"No module named 'whet_vllm'|Invalid weight transfer backend|whet.* is not registered")
+MISSING_PLUGIN = re.compile(r"No module named '?whet_vllm|Invalid weight transfer backend|whet.* is not registered")
 
 
 class Vllm:
@@ -67,8 +66,8 @@ class Vllm:
             every |= {"node_rank": node.rank, "master_addr": node.meeting.host, "master_port": node.meeting.port}
         line = command_line(self, every, FIXED, args)
         if node is not None and node.rank:
-            return [FOLLOWER, str(folder), "--headless", *line]
-        return [SERVER, "--model", str(folder), "--host", at.host, "--port", str(at.port), *line]
+            return [SERVER, str(folder), "--headless", *line]
+        return [SERVER, str(folder), "--host", at.host, "--port", str(at.port), "--api-server-count", "1", *line]
 
     def environment(self, at: ServerAddress, node: ServerNode | None = None) -> dict[str, str]:
         """As `ServerKind.environment`, with the `VLLM_` variables of this process, but for a key: the server's own is `at`'s."""
@@ -79,7 +78,7 @@ class Vllm:
 
     def why(self, lines: Sequence[str]) -> str:
         if MISSING_PLUGIN.search("\n".join(lines)):
-            return "vLLM's environment lacks the package whet-vllm; install it there"
+            return "engine.python has no whet-vllm; name the Python of vLLM's environment, and install the package whet-vllm there"
         return reason(self, lines, "vllm")
 
     def connect(self, server: HttpServer, key: str | None, direct_names: frozenset[str] | None) -> VllmWire:
