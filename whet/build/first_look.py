@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from whet.build.labels import TRAINING, check_labels
+from whet.build.tables import check_tables_early
 from whet.data.config import PairColumns
 from whet.data.files import Row, data_files, read_rows, split_slice
 from whet.data.hub import HUB_NAME, check_model_folder
@@ -16,6 +17,7 @@ from whet.data.source import SourceConfig, read_tasks
 from whet.data.supervised import conversation_from
 from whet.env.build import tools_of
 from whet.reward.build import check_functions
+from whet.rollout.filter_options import check_selection
 from whet.settings.rl import BaseRunConfig, RunConfig, evaluation_rows, training_rows
 from whet.settings.supervised import PairRunConfig, SupervisedRunConfig
 from whet.types import Task
@@ -47,7 +49,7 @@ def look_at(config: BaseRunConfig) -> None:
 
 
 def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
-    """Look at rows, tools and rewards.
+    """Look at rows, tools, rewards, filters and auxiliary models.
 
     Args:
         config: settings of a run that plays rollouts.
@@ -66,6 +68,9 @@ def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
         if reward is not None:
             check_functions(reward)
     check_labels(config, tasks)
+    if trains:
+        check_selection(config.control)
+        check_tables_early(config)
 
 
 def _tasks(source: SourceConfig, name: str) -> list[Task]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from whet.algo.base import Algorithm, LearnsValues, Need, StepPlan
 from whet.algo.policy import PolicyGradient
 from whet.algo.table import build_algorithm
+from whet.build.tables import check_tables
 from whet.checkpoint.store import CheckpointStore
 from whet.data.hub import resolve_model_path
 from whet.data.template import load_tokenizer
@@ -46,12 +47,8 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
         ValueError: with the setting, and what to do.
     """
     name, needs = f"algo.name={config.algo.name}", algorithm.needs
-    if Need.TEACHER_LOGPROBS in needs and config.teacher is None:
-        raise ValueError(f"{name} distils from a teacher (distill_coef), but there is none: set teacher.path, or distill_coef=0")
-    if config.teacher is not None and Need.TEACHER_LOGPROBS not in needs:
-        raise ValueError(f"[teacher] is set, but {name} does not learn from it: give its distill_coef a weight, or drop [teacher]")
-    if config.reference is not None and Need.REF_LOGPROBS not in needs:
-        raise ValueError(f"[reference] is set, but {name} keeps none: give a KL a weight, set its reference=true, or drop [reference]")
+    columns = {"teacher": Need.TEACHER_LOGPROBS, "reference": Need.REF_LOGPROBS, "critic": Need.VALUES}
+    check_tables(config, {table: need in needs for table, need in columns.items()})
     if config.train.lora is not None and rests(config.reference) and config.reference is not None and config.reference.path is None:
         raise ValueError("reference.offload is set, but the reference of an adapter (train.lora) is the policy's own base: leave it out")
     if config.train.routing_replay == "old" and Need.OLD_LOGPROBS not in needs:
@@ -71,8 +68,6 @@ def check_models(config: RunConfig, algorithm: Algorithm) -> None:
         )
     if Need.VALUES in needs and not isinstance(algorithm, LearnsValues):
         raise ValueError(f"{name} needs values, so it must say how a critic learns them: give it value_loss(batch, out)")
-    if config.critic is not None and Need.VALUES not in needs:
-        raise ValueError(f"[critic] is set, but {name} needs no values: use ppo, or drop [critic]")
     if config.teacher is not None and config.teacher.urls and not sampled_plainly(config.rollout):
         raise ValueError(
             "teacher.urls: servers have log-probs of a prompt at temperature 1 and over the whole vocabulary alone: set "

@@ -6,41 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from pydantic import Field, ValidationError
-
-from whet.config import Config, ConfigError, Hook
-from whet.config.errors import problems_of
+from whet.config import ConfigError, Hook
 from whet.core.advantages import nothing_to_compare
 from whet.rollout.control import ControlConfig, FilterConfig
+from whet.rollout.filter_options import options_of, order_of
 from whet.rollout.order import Order
 from whet.rollout.samples import score_of
 from whet.types import Group
 
 Filter = Callable[[Group], str | None]
 """Why a group is dropped, in a word or two that are counted; None: it is kept."""
-
-
-class ScoreOptions(Config):
-    """The number that is compared."""
-
-    component: str | None = None
-    """Part of the reward that is looked at in place of the total, such as `acc`."""
-
-
-class PassOptions(ScoreOptions):
-    """Definition of a right answer."""
-
-    pass_reward: float = Field(default=1.0, allow_inf_nan=False)
-    """The least score of a right answer."""
-
-
-class LengthOptions(Config):
-    """Bounds on the lengths of a group's trajectories."""
-
-    min_tokens: int = Field(default=0, ge=0)
-    """Tokens sampled in a group's shortest valid trajectory, at least."""
-    max_tokens: int | None = Field(default=None, ge=1)
-    """Tokens sampled in a group's longest valid trajectory, at most; none: any number."""
 
 
 def zero_std(group: Group, component: str | None = None) -> str | None:
@@ -73,12 +48,7 @@ def length(group: Group, min_tokens: int, max_tokens: int | None) -> str | None:
     return "too_long" if max_tokens is not None and max(lengths, default=0) > max_tokens else None
 
 
-FILTERS: dict[str, tuple[type[Config], Callable[..., str | None]]] = {
-    "zero_std": (ScoreOptions, zero_std),
-    "all_right": (PassOptions, all_right),
-    "all_wrong": (PassOptions, all_wrong),
-    "length": (LengthOptions, length),
-}
+FILTERS: dict[str, Callable[..., str | None]] = {"zero_std": zero_std, "all_right": all_right, "all_wrong": all_wrong, "length": length}
 
 
 def scores_of(group: Group, component: str | None = None) -> list[float]:
@@ -126,24 +96,14 @@ def build_selection(control: ControlConfig) -> Selection:
     Raises:
         ValueError: for an unknown name, options that a filter does not take, or a reference that does not resolve.
     """
-    order = None if control.order is None else Hook.of("control.order", control.order, ["groups"])
-    return Selection([_build(config) for config in control.filters], order)
+    return Selection([_build(config) for config in control.filters], order_of(control))
 
 
 def _build(config: FilterConfig) -> Filter:
-    if config.name in FILTERS:
-        options, function = FILTERS[config.name]
-        try:
-            chosen = options.model_validate(config.options)
-        except ValidationError as error:
-            problems = problems_of(error, options, config.options)
-            raise ConfigError([f"control.filters: {config.name}: options.{problem}" for problem in problems]) from None
-        return partial(function, **chosen.model_dump())
-    if ":" not in config.name:
-        raise ValueError(
-            f"control.filters: there is no filter {config.name!r}; choose {', '.join(FILTERS)}, or name a function (module:function)"
-        )
-    return partial(_verdict, Hook.of("control.filters", config.name, ["group"], config.options))
+    options = options_of(config)
+    if isinstance(options, Hook):
+        return partial(_verdict, options)
+    return partial(FILTERS[config.name], **options.model_dump())
 
 
 def _verdict(hook: Hook, group: Group) -> str | None:
