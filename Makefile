@@ -29,6 +29,7 @@ quickstart-smollm2: setup
 lint: setup
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/pyright
+	$(BIN)/pyright -p benchmarks
 
 # Files of tests side by side, each process with one thread of torch's.
 WORKERS ?= 2

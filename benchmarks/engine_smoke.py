@@ -81,8 +81,8 @@ async def tried(kind: str, url: str, model: CausalModel, sync: Syncing) -> dict[
     start = ServerAt(KINDS[kind], kind, url, lambda tokens: "", direct_names(model), 60.0)
     member = await asyncio.to_thread(start, threading.Event())
     config, bare = PoolConfig(restarts=0), without_contents(model)
-    own_routes, backend = KINDS[kind].own_routes, "nccl" if model.device.type == "cuda" else "gloo"
-    sender = server_sender_of(sync.config, bare, sync.folder, address_of([url]), own_routes=own_routes, backend=backend)
+    own_routes = ("nccl" if model.device.type == "cuda" else "gloo") if KINDS[kind].own_routes else None
+    sender = server_sender_of(sync.config, bare, sync.folder, address_of([url]), own_routes)
     weights = WeightSync(sender, dict(bare.named_weights()))
     slot = Slot(kind, start, member, breaker_of(config))
     pool = EnginePool([slot], weights, config, deterministic=False, tolerance=SCORE_TOLERANCE[model.dtype])

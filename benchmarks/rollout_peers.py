@@ -122,7 +122,7 @@ def generate(models: Models, work: Work, **cache: str) -> int:
     ids = torch.tensor(work.prompts)
     length = {"max_new_tokens": work.new_tokens, "min_new_tokens": 0 if work.eos else work.new_tokens}
     with torch.inference_mode():
-        out = models.plain.generate(
+        out = models.plain.generate(  # pyright: ignore[reportCallIssue]
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=True,
@@ -147,7 +147,7 @@ def continuous_batching(models: Models, work: Work) -> int:
     )
     models.plain.set_attn_implementation("paged|sdpa")
     try:
-        found = models.plain.generate_batch(
+        found = models.plain.generate_batch(  # pyright: ignore[reportCallIssue]
             [list(prompt) for prompt in work.prompts],
             generation_config=config,
             continuous_batching_config=ContinuousBatchingConfig(**PAGED),

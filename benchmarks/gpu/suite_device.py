@@ -30,7 +30,7 @@ SMALL = ("tests/engine/test_engine_static.py", "tests/model/test_model_attention
 def run(record: Record, sizes: str, device: torch.device, end: float) -> None:
     chosen = FILES if sizes == "full" else SMALL
     others = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if path.parent.name != "gpu")
-    reasons = dict.fromkeys(FILES, "it is not in the small form")
+    reasons: dict[str, str] = dict.fromkeys(FILES, "it is not in the small form")
     left_out = {path: reasons.get(path, "its models are on the CPU whatever the device") for path in others}
     record.facts["left_out"] = {path: reason for path, reason in left_out.items() if path not in chosen}
     run_tests(record, device, chosen, end)
