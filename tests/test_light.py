@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,8 @@ def folder(tmp_path_factory):
     (made / "empty.jsonl").write_text("")
     (made / "torn.jsonl").write_text('{"prompt": "What is 2 + 3?", "label": "5"}\n{"prompt": "What')
     (made / "uneven.jsonl").write_text('{"prompt": "What is 2 + 3?", "label": "5"}\n{"prompt": "What is 4 + 3?"}\n')
-    (made / "model/config.json").write_text("{}")
+    shutil.copytree(made / "model", made / "short")
+    (made / "short/config.json").write_text('{"max_position_embeddings": 512}')
     (made / "my.py").write_text("def compute_score(data_source, solution_str): ...\ndef bare(x: int): ...\n")
     (made / "math").mkdir()
     (made / "math/config.toml").write_text("")
@@ -146,6 +148,8 @@ TOLD = [
     ("train good.toml critic.path=model", "[critic] is set, but algo.name=grpo needs no values: use ppo"),
     ("train good.toml reference.offload=true", "[reference] is set, but algo.name=grpo keeps none"),
     ("train good.toml algo.distill_coef=0.5", "distils from a teacher (distill_coef), but there is none"),
+    ("train good.toml rollout.max_tokens=600 model.config={max_position_embeddings=512}", "sequences of 512 tokens at most (the model's"),
+    ("train good.toml rollout.max_tokens=600 model.path=short", "rollout.max_tokens is 600, but the engine runs sequences of 512"),
     ("train good.toml batch.samples_per_prompt=1", "must be at least 2, not 1"),
     ("evaluate good.toml evaluate.sets.test.path=odd.jsonl", "the columns are question, answer"),
     ("train good.toml model.path=weights", "model.path: weights has no tokenizer.json or tokenizer_config.json"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from whet.data.supervised import conversation_from
 from whet.env.build import tools_of
 from whet.reward.build import check_functions
 from whet.rollout.filter_options import check_selection
+from whet.rollout.sampling import check_fits
 from whet.settings.rl import BaseRunConfig, RunConfig, evaluation_rows, training_rows
 from whet.settings.supervised import PairRunConfig, SupervisedRunConfig
 from whet.types import Task
@@ -71,6 +73,22 @@ def look_at_playing(config: RunConfig, *, trains: bool = True) -> None:
     if trains:
         check_selection(config.control)
         check_tables_early(config)
+    _check_positions(config)
+
+
+def _check_positions(config: RunConfig) -> None:
+    """Refuse lengths beyond the model's positions, where settings or its config.json name them. Servers say theirs themselves."""
+    file = Path(config.model.path).expanduser() / "config.json"
+    try:
+        known = ({} if not file.is_file() else json.loads(file.read_bytes())) | config.model.config
+    except (OSError, ValueError, TypeError):  # the model's reader says what is wrong with it
+        return
+    positions = known.get("max_position_embeddings")
+    if config.engine.num_servers or not isinstance(positions, int):
+        return
+    for rollout in (config.rollout, *(one.rollout.over(config.rollout) for one in config.evaluate.sets.values())):
+        if rollout.fixed_max_tokens is not None:
+            check_fits(rollout, positions)
 
 
 def _tasks(source: SourceConfig, name: str) -> list[Task]:

@@ -53,7 +53,7 @@ from whet.observe.watch import WATCH
 from whet.reward import GroupReward, Reward, RewardConfig, build_group_reward, build_reward
 from whet.reward.model import ScorerOf
 from whet.rollout.runner import TrajectoryRunner
-from whet.rollout.sampling import RolloutConfig
+from whet.rollout.sampling import RolloutConfig, check_fits
 from whet.runfolder.failures import FailureFiles
 from whet.runfolder.journal import LoggedDisplay
 from whet.serve.service import Service
@@ -294,20 +294,6 @@ def sized(config: RunConfig, model: CausalModel) -> EmbeddedConfig:
     sets = (chosen.rollout.over(config.rollout) for chosen in config.evaluate.sets.values())
     longest = max(rollout.max_tokens for rollout in (config.rollout, *sets))
     return with_cache(config.engine_sizes, model, longest, pick_device(config.model.device))
-
-
-def check_fits(rollout: RolloutConfig, longest: int) -> None:
-    """Refuse trajectories that are longer than the engine can run.
-
-    Raises:
-        ValueError: if they may have more than `longest` tokens.
-    """
-    if rollout.max_tokens > longest:
-        raise ValueError(
-            f"rollout.max_tokens is {rollout.max_tokens}, but the engine runs sequences of {longest} tokens at most (the model's "
-            "positions, or engine.embedded.cache_tokens if that is set): lower the one or raise the other; for a model that is good for "
-            "more than its config.json says, set model.config.max_position_embeddings"
-        )
 
 
 def build_runner(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from whet.build.parts import check_fits, sized
+from whet.build.parts import sized
 from whet.check.context import TRAINING, CheckContext
 from whet.check.findings import Note, fail, need, ok, skip, warn
 from whet.check.models import auxiliary_parts, has_own_reference
@@ -29,6 +29,7 @@ from whet.plan.memory import (
 from whet.plan.mesh_memory import MeshPlanner, check_spread
 from whet.plan.text import bytes_text
 from whet.rollout.runner import greedily
+from whet.rollout.sampling import check_fits
 from whet.runfolder.machine import device_memory
 from whet.settings.rl import RunConfig
 

@@ -108,6 +108,20 @@ class RolloutConfig(Config):
         return Limits(self.max_turns, self.max_tokens, self.max_turn_tokens)
 
 
+def check_fits(rollout: RolloutConfig, longest: int) -> None:
+    """Refuse trajectories that are longer than the engine can run.
+
+    Raises:
+        ValueError: if they may have more than `longest` tokens.
+    """
+    if rollout.max_tokens > longest:
+        raise ValueError(
+            f"rollout.max_tokens is {rollout.max_tokens}, but the engine runs sequences of {longest} tokens at most (the model's "
+            "positions, or engine.embedded.cache_tokens if that is set): lower the one or raise the other; for a model that is good for "
+            "more than its config.json says, set model.config.max_position_embeddings"
+        )
+
+
 def _unset(model: type[Config], *left_out: str) -> type[Config]:
     """A model with the fields of another one, all of them None unless they are set."""
     fields: dict[str, Any] = {}
