@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -77,3 +79,17 @@ def test_parameters_of_kernels_and_scales_that_no_file_has_need_no_weights_and_a
         engine.receive_weights(transfer.TicketInfo(2, str(tmp_path)))
     with pytest.raises(ValueError, match=r"version 3: /elsewhere is not to be seen on .*; sync\.folder must lie on a file system that"):
         engine.receive_weights(transfer.TicketInfo(3, "/elsewhere"))
+
+
+def test_serve_runs_vllms_own_command_where_there_is_one(tmp_path):
+    """Its builds for CPUs have another name, and are called directly (tests/vllm)."""
+    there = tmp_path / "vllm-9.dist-info"
+    there.mkdir()
+    (there / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9\n")
+    (there / "entry_points.txt").write_text("[console_scripts]\nvllm = command_of_vllm:main\n")
+    (tmp_path / "command_of_vllm.py").write_text("import sys\ndef main():\n    print(*sys.argv)\n")
+    root = Path(__file__).resolve().parents[2]
+    line = [sys.executable, "-m", "whet_vllm.serve", "model", "--port", "3"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root / "whet-vllm")])}
+    done = subprocess.run(line, capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout == "vllm serve model --port 3\n", done.stderr

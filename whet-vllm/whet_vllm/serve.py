@@ -18,7 +18,7 @@ def main() -> None:
     except PackageNotFoundError:
         serve_directly(words)
         return
-    (command,) = entry_points(group="console_scripts", name="vllm")
+    command = next(iter(entry_points(group="console_scripts", name="vllm")))
     sys.argv = ["vllm", *words]
     command.load()()
 
