@@ -138,7 +138,7 @@ def test_a_server_on_another_node_needs_a_private_network():
 def test_a_server_on_another_node_is_started_under_its_guard():
     node = Node()
     host = host_on(node, private_network=True, devices=("4,5",))
-    assert (host.find("python"), host.free_port()) == ("/there/python", 4000)
+    assert (host.find("python"), host.free_port(host.address)) == ("/there/python", 4000)
     assert (host.lacks(Path("/shared")), host.lacks(Path("/here"))) == (False, True)
     process = host.start("vllm 0", ["/there/python", "-m", "vllm", "--port", "4000"], {"VLLM_API_KEY": "secret"})
     assert node.command.arguments == ("-m", "whet.engine.servers.guard", "/there/python", "-m", "vllm", "--port", "4000")

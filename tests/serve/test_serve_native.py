@@ -109,7 +109,7 @@ def test_batches_and_n_come_as_a_list_prompt_by_prompt(server):
     assert [answer["meta_info"]["prompt_tokens"] for answer in answers] == [5, 5, 2, 2]
     alone = server.generate(input_ids=[3, 4], sampling_params={"max_new_tokens": 3, "sampling_seed": 3})
     assert answers[3]["output_ids"] == alone["output_ids"]
-    each = server.generate(input_ids=[IDS, IDS], sampling_params=[{"max_new_tokens": 1}, {"max_new_tokens": 2}])
+    each = server.generate(input_ids=[IDS, IDS], sampling_params=[{"max_new_tokens": n, "ignore_eos": True} for n in (1, 2)])
     assert [answer["meta_info"]["completion_tokens"] for answer in each] == [1, 2]
 
 
