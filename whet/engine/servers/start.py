@@ -191,7 +191,7 @@ class ServerStarter:
             server = HttpServer(self.name, at.url, at.key)
             self._await_ready(server.url, process, given_up)
             return ServerMember(server, self.kind.connect(server, at.key, self.direct_names), self.decode, process)
-        except BaseException:
+        except BaseException:  # likewise
             process.kill()
             raise
 
@@ -217,7 +217,7 @@ class ServerStarter:
                     raise EngineFailed(f"engine.python: {there}")
                 command = self.kind.command(self.folder.absolute(), at, self.dtype, self.args, node)
                 processes.append(host.start(name, [python, "-m", *command], self.kind.environment(at, node)))
-        except BaseException:
+        except BaseException:  # raised again, whatever it is: nobody else ends what has started
             for process in processes:
                 process.kill()
             raise
